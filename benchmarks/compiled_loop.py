@@ -56,11 +56,12 @@ def _pass(layers: int) -> dict[str, float]:
     from muster.worker.tracing import graphs, tracing
     from muster.worker.tracing.cuda import cuda_kernels
     from muster.worker.tracing.ledger import Ledger
-    from muster.worker.tracing.tasks import replace_tensors, task_of
+    from muster.worker.tracing.tasks import make, replace_tensors, task_of
 
     config: dict[str, Any] = {**CONFIG, "n_layer": layers}
     request = TraceRequest("causal-lm", config, TOKENS, arithmetic="autocast", device="cuda")
-    model = tracing.without_weights(replace(request, fused_loss=False), {})
+    with torch.device("meta"):
+        model = make(replace(request, fused_loss=False), {})
     model.set_attn_implementation(
         "sdpa"
     )  # with the mask that Transformers makes in a graph, as the loop had it

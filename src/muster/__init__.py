@@ -38,7 +38,7 @@ __all__ = [
     "train",
 ]
 _ERRORS = tuple(name for name in __all__ if name[0].isupper())
-_MARKS = ("step", "phase", "note")  # of a script that `muster run` starts: marks.py
+_PROGRESS = ("step", "phase", "note")  # of a script that `muster run` starts: progress.py
 
 if TYPE_CHECKING:
     from muster import api as api
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         UsageError,
         WorkerError,
     )
-    from muster.marks import note, phase, step
+    from muster.progress import note, phase, step
 
 
 def __getattr__(name: str) -> Any:
@@ -66,9 +66,9 @@ def __getattr__(name: str) -> Any:
         return import_module("muster.api")
     if name not in __all__:
         raise AttributeError(f"module 'muster' has no attribute {name!r}")
-    home = "marks" if name in _MARKS else "core.errors" if name in _ERRORS else "api"
+    home = "progress" if name in _PROGRESS else "core.errors" if name in _ERRORS else "api"
     value = getattr(import_module(f"muster.{home}"), name)
-    if name in _MARKS:  # called in every step: the next time without this function
+    if name in _PROGRESS:  # called in every step: the next time without this function
         globals()[name] = value
     return value
 

@@ -83,7 +83,7 @@ def part(context: Any, engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
         AutoModelForSeq2SeqLM,
     )
 
-    from muster.worker.models import create, gathered
+    from muster.worker.models import create
 
     fields = dict(asked["config"])
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
@@ -98,7 +98,7 @@ def part(context: Any, engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
         said: dict[str, Any] = {"added": status("VmHWM") - before}
     sums = {}
     for name, parameter in model.named_parameters():
-        with gathered(context, parameter):
+        with engine.gathered(parameter):
             sums[name] = parameter.detach().double().abs().sum().item()
     said |= {"sums": sums, "next": float(torch.rand(1))}
     if asked["step"]:
@@ -107,7 +107,7 @@ def part(context: Any, engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    from muster.engines.base import runtime_of
+    from muster.worker.engine import runtime_of
 
     asked = json.loads((folder / "asked.json").read_text())
     engine = runtime_of(asked["engine"])

@@ -145,7 +145,7 @@ def hold(folder: Path, asked: dict[str, Any], rank: int) -> dict[str, Any]:
         for name, each in trainer.model.named_parameters()
     ]
     told["buffers"] = sum(each.nbytes for each in trainer.model.buffers())
-    if hasattr(engine, "adapt") and context.world_size > 1:
+    if context.world_size > 1:
         engine.adapt(trainer.model)
     trainer.add_callback(watched(trainer, told))
     trainer.train()

@@ -31,9 +31,9 @@ def test_a_quantised_model(kind: bits.Bits, tmp_path: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from muster.worker.adapters import save_merged
     from muster.worker.instruments import meta
     from muster.worker.models import add_lora, load_quantized
+    from muster.worker.saving import save_merged
 
     torch.manual_seed(0)
     shape = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -417,7 +417,7 @@ def test_an_image_that_spoils_later_is_told(colours: Path, monkeypatch: pytest.M
     for bad in ("error", "skip"):
         trainer = _Trainer.__new__(_Trainer)
         data = SimpleNamespace(recipe=recipe({"bad": bad}), emit=lambda kind, text: told.append(text))
-        trainer.context, trainer.told = data, set()
+        trainer.context, trainer.noted = data, set()
         trainer.preparation = Preparation(2, (0.5,), (0.5,))
         monkeypatch.setattr(trainer, "_prepare_input", lambda pixels: pixels)
         monkeypatch.setattr("transformers.Trainer.compute_loss", lambda self, model, inputs: sorted(inputs))

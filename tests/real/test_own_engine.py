@@ -20,14 +20,16 @@ from tests.support import TINY, losses, needs_torch, run
 pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
 BARE = """\
+from muster.worker.engine import EngineRuntime
 from muster.worker.together import backend, join_group
 
-def join(context):
-    join_group(context, backend(context))
-    print("joined by an engine of one module")
+class RUNTIME(EngineRuntime):
+    def join(self, context):
+        join_group(context, backend(context))
+        print("joined by an engine of one module")
 
-def arguments(context):
-    return {"ddp_find_unused_parameters": False, "ddp_backend": backend(context)}
+    def arguments(self, context):
+        return {"ddp_find_unused_parameters": False, "ddp_backend": backend(context)}
 """
 SETTINGS = ["engine.zero=0", "batch.micro=4", "checkpoint.every=2", "measure.window=1"]
 

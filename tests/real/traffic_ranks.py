@@ -131,7 +131,7 @@ def main(folder: Path) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from muster.engines.deepspeed import runtime as deepspeed
+    from muster.worker.engine import runtime_of
 
     asked = json.loads((folder / "asked.json").read_text())
     shard_on_cpus()
@@ -139,7 +139,7 @@ def main(folder: Path) -> None:
     for number, (name, case) in enumerate(asked.items()):
         context = context_of(folder, case)
         if number == 0:
-            deepspeed.join(context)  # one group for all engines
+            runtime_of("deepspeed").join(context)  # one group for all engines
         else:
             forget()
         found[name] = train(context)

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from muster.worker.adapters import write_merged  # noqa: E402
+from muster.worker.saving import write_merged  # noqa: E402
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,

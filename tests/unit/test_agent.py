@@ -21,7 +21,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from muster import marks
+from muster import progress
 from muster.agent import agent, ending, files, gpu, host, proc, talk
 from muster.agent.agent import Agent
 from muster.agent.ending import family
@@ -687,14 +687,14 @@ def test_versions_are_those_that_the_library_tells(tmp_path: Path) -> None:
 def test_a_sign_of_life_is_told_once_and_each_time(tmp_path: Path) -> None:
     """Without a step, too; a phase that is left leads back to the one around it."""
     about = SimpleNamespace(spec={"ranks": [0, 1]}, place=str(tmp_path), beats={})
-    pulse = marks.Pulse(str(tmp_path / "rank1.pulse"))
+    pulse = progress.Pulse(str(tmp_path / "rank1.pulse"))
     pulse.beat(3)
     assert [Ranks.pulses(about) for _ in range(2)] == [[[1, 3, 1, ""]], []]  # type: ignore[arg-type]
     pulse.beat()
     assert Ranks.pulses(about) == [[1, 3, 2, ""]]  # type: ignore[arg-type]
     told = SimpleNamespace(pulse=pulse, phases={})
-    with marks._Phase(told, "evaluate"):  # type: ignore[arg-type]
-        with marks._Phase(told, "data"):  # type: ignore[arg-type]
+    with progress._Phase(told, "evaluate"):  # type: ignore[arg-type]
+        with progress._Phase(told, "data"):  # type: ignore[arg-type]
             assert Ranks.pulses(about)[0][3] == "data"  # type: ignore[arg-type]
         assert Ranks.pulses(about)[0][3] == "evaluate"  # type: ignore[arg-type]
     assert Ranks.pulses(about) == [[1, 3, 6, ""]]  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import pytest
 
 from muster.cli.ask import _answer, _print_wrong, _talk
 from muster.cli.views.results import print_answers
-from muster.core.errors import DataError, RunFolderError, UsageError
+from muster.core.errors import BrokenPluginError, DataError, RunFolderError, UsageError
 from muster.core.recipes import dump_yaml, load_recipe
 from muster.core.result import Result
 from muster.core.state import State
@@ -208,7 +208,9 @@ def test_held_out_samples_that_are_not_asked_are_counted(tmp_path: Path) -> None
         for answer in [{"role": "assistant", "content": str(n)}]
     ]
     model, said = _Model.__new__(_Model), list[dict[str, Any]]()
-    model.answerer = SimpleNamespace(answer=lambda questions: ([""] * len(questions), 1.0))
+    model.answerer = SimpleNamespace(
+        answer=lambda questions: ([""] * len(questions), 1.0), score=lambda cache, limit: None
+    )
     model.cache = tmp_path
     model.workload = SimpleNamespace(questions=questions)
 
@@ -227,3 +229,11 @@ def test_held_out_samples_that_are_not_asked_are_counted(tmp_path: Path) -> None
     said.clear()
     asked(rows[::2])
     assert said[-1]["done"]["notes"] == []
+
+
+def test_an_answerer_that_derives_from_nothing_is_a_broken_plugin(tmp_path: Path) -> None:
+    from muster.worker.answering import load_answerer
+
+    theirs: Any = SimpleNamespace(Answerer=lambda folder, recipe, device: object(), __file__="train.py")
+    with pytest.raises(BrokenPluginError, match=r"not derived from muster\.worker\.answering\.Answerer"):
+        load_answerer(theirs, tmp_path, load_recipe("sft"), "cpu")

@@ -76,6 +76,25 @@ def test_its_ranks_half_and_a_launcher_too(broken: Path) -> None:
             load_plugin(group, name, part)
 
 
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("def join(context): ...", "it has no RUNTIME"),
+        ("class RUNTIME: ...", "its RUNTIME is not derived from EngineRuntime"),
+        ("RUNTIME = 3", "its RUNTIME is not derived from EngineRuntime"),
+    ],
+)
+def test_what_ranks_run_of_an_engine_is_checked(broken: Path, text: str, what: str) -> None:
+    from muster.worker.engine import runtime_of
+
+    (broken / "broken_empty" / "runtime.py").write_text(text)
+    for module in [name for name in sys.modules if name.startswith("broken_empty")]:
+        del sys.modules[module]
+    with pytest.raises(BrokenPluginError, match=what) as caught:
+        runtime_of("empty")
+    assert "runtime.py" in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["import nothing_like_this", "NAME = 1"])
 @pytest.mark.parametrize(
     ("group", "words"),

@@ -113,7 +113,12 @@ def test_the_keeper_asks_where_one_is_due(tmp_path: Path) -> None:
     recipe = load_recipe("demo", ["checkpoint.every=[[2,4],[3,null]]"])
     for attempt in (1, 2):
         stale = checkpoint(tmp_path, 6)
-        context = SimpleNamespace(recipe=recipe, attempt=attempt, saver=True, checkpoints=tmp_path)
+        context = SimpleNamespace(
+            recipe=recipe,
+            attempt=attempt,
+            saver=True,
+            checkpoint=lambda step: tmp_path / f"checkpoint-{step}",
+        )
         asked = []
         for step in range(1, 13):
             control = SimpleNamespace(should_save=step == 11)  # the trainer's own wish stays

@@ -10,6 +10,7 @@ import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from muster.core.errors import BrokenPluginError, MusterError, RecipeError, Usag
 from muster.core.job import Job, Placement
 from muster.core.recipe import Engine, Recipe, recipe_from
 from muster.core.registry import ENGINES, own_plugins
-from muster.engines.base import EngineSpec, own_specs, runtime_of, spec_of
+from muster.engines.base import EngineSpec, own_specs, spec_of
 from muster.engines.spread import ModelSpread
 from muster.planner.document import Plan
 from muster.planner.time.steptime import lump, traffic_of
@@ -189,6 +190,8 @@ def test_an_engine_of_one_module_has_the_usual_answers(from_outside: Path) -> No
     assert type(spec_of("bare")) is EngineSpec and "bare_engine" not in sys.modules
     with pytest.raises(UsageError, match="bare is unknown"):
         traffic_of(TENSORS, ModelSpread("bare", 2))
+    from muster.worker.engine import runtime_of
+
     with pytest.raises(BrokenPluginError, match="RuntimeError: a rank imports it"):
         runtime_of("bare")
     assert own_specs() == [spec_of(name) for name in OWN]
@@ -219,10 +222,12 @@ def test_deepspeed_is_told_of_groups() -> None:
 
 def test_pytorch_is_told_of_groups() -> None:
     """Six ranks in groups of two are cut in two and kept three times."""
+    from muster.worker.engine import runtime_of
+
     runtime = runtime_of("fsdp")
     for size, group, made in ((6, 2, (3, 2)), (6, 6, None), (6, None, None)):
         asked = recipe(spec_of("fsdp"), group=group)
-        context = SimpleNamespace(grouped=True, device="cpu", recipe=asked, world_size=size)
+        context: Any = SimpleNamespace(grouped=True, device="cpu", recipe=asked, world_size=size)
         mesh = runtime.arguments(context).get("parallelism_config")
         found = mesh and (mesh.dp_replicate_size, mesh.dp_shard_size)
         assert found == made

@@ -278,8 +278,9 @@ def test_no_second_of_a_device_counts_twice(window: int, ahead: bool) -> None:
     )
     device = meter.clock = Device()
     later, args, state = DeferredWork("cpu"), None, SimpleNamespace(global_step=0, max_steps=12)
+    unscaled = SimpleNamespace(scaler=None)
     meter.trainer = SimpleNamespace(
-        later=later, runs_ahead=lambda: ahead and not control.should_save, accelerator=None
+        later=later, runs_ahead=lambda: ahead and not control.should_save, accelerator=unscaled
     )
     control = SimpleNamespace(should_save=False, should_training_stop=False)
     meter.on_train_begin(args, state, control)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from muster.core import loss_parts as losses
+from muster.worker.engine import EngineRuntime
 from muster.worker.heldout import PaddedRows
 from muster.worker.loss import IGNORED, LossSums, TokenLoss, summed_cross_entropy
 from muster.worker.trainer import wired
@@ -78,7 +79,7 @@ def test_held_out_rows_are_whole_batches_for_every_rank() -> None:
         precision="bf16", dropout=True,
     )  # fmt: skip
     context: Any = SimpleNamespace(
-        recipe=recipe, engine=object(), batch=SimpleNamespace(global_=6), world_size=3,
+        recipe=recipe, engine=EngineRuntime(), batch=SimpleNamespace(global_=6), world_size=3,
         spec=SimpleNamespace(shards_weights=lambda stage, ranks: False),
     )  # fmt: skip
     rows, arguments = (

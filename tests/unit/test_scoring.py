@@ -121,7 +121,11 @@ def test_answers_of_a_batch_are_those_of_each_prompt_alone(monkeypatch: pytest.M
     spread = SimpleNamespace(summon_full_params=lambda *_, **__: nullcontext())
     monkeypatch.setattr(rollouts, "unwrap_model_for_generation", lambda *_, **__: nullcontext(model))
     monkeypatch.setattr(rollouts, "DistributedBackend", lambda _: spread)
-    trainer = SimpleNamespace(accelerator=SimpleNamespace(device=torch.device("cpu")), model_wrapped=model)
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(device=torch.device("cpu")),
+        model_wrapped=model,
+        generating=lambda it: it,
+    )
     prompts = [[5, 6, 7, 8, 9, 10], [11], [12, 13, 14]]
     chosen = GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=2)
     found = rollouts.generate(trainer, prompts, chosen)

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from muster.worker.data.tokenizer import train_tokenizer, without_end
+from muster.core.errors import RecipeError
+from muster.core.recipe import Model
+from muster.worker.data.tokenizer import load_tokenizer, train_tokenizer, without_end
 
 TEXTS = [
     "translate to SQL: Which customers from Karburg have points above 402?",
@@ -113,3 +115,18 @@ def test_a_decoder_goes_on_with_a_text(before: list[str], tmp_path: Path) -> Non
         assert made("points")["input_ids"] == [*[2] * len(before), *plain]
     made.save_pretrained(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path)("points")["input_ids"] == [*[2] * len(before), *plain]
+
+
+@pytest.mark.parametrize(
+    ("key", "where"), [("name", "model.name"), ("tokenizer", "model.tokenizer"), (None, None)]
+)
+def test_a_tokenizer_that_cannot_be_loaded_is_blamed_on_the_key_that_names_it(
+    key: str | None, where: str | None, tmp_path: Path
+) -> None:
+    model = Model(**{key: str(tmp_path)} if key else {})
+    if where is None:
+        assert load_tokenizer(model) is None  # one is trained on the data
+        return
+    with pytest.raises(RecipeError) as caught:
+        load_tokenizer(model)
+    assert caught.value.where == where

@@ -98,7 +98,7 @@ def test_deepspeed_says_when_it_compiles(tmp_path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(builder.OpBuilder, "jit_load", compiles)
     said: list[tuple[str, str]] = []
     context = SimpleNamespace(emit=lambda kind, name, what: said.append((name, what)))
-    engine._tell_compiling(context)  # type: ignore[arg-type]
+    engine._announce_compiling(context)  # type: ignore[arg-type]
     load = builder.OpBuilder.jit_load
     assert load(SimpleNamespace(name="cpu_adam")) == "loaded"
     assert said == [("compile", "cpu_adam"), ("compiled", "cpu_adam")]

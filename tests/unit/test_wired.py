@@ -13,8 +13,14 @@ from muster.core.recipe import recipe_from
 torch = pytest.importorskip("torch")
 
 from muster.worker import arithmetic, main, uneven  # noqa: E402
+from muster.worker.engine import EngineRuntime  # noqa: E402
 from muster.worker.loss import FusedHead  # noqa: E402
 from muster.worker.trainer import TrainerBase, wired  # noqa: E402
+
+
+class Plain(EngineRuntime):
+    def arguments(self, context: Any) -> dict[str, Any]:
+        return {}
 
 
 def context_of(device: str = "cuda", spread: bool = False, **recipe: Any) -> Any:
@@ -22,7 +28,7 @@ def context_of(device: str = "cuda", spread: bool = False, **recipe: Any) -> Any
     return SimpleNamespace(
         recipe=recipe_from({"workload": "causal-lm", **recipe}), batch=batch, device=device,
         precision="fp32", checkpoints=Path("checkpoints"), base=Path("run"), shared=True, world_size=1,
-        engine=SimpleNamespace(arguments=lambda context: {}),
+        engine=Plain(), grouped=False,
         spec=SimpleNamespace(shards_weights=lambda stage, ranks: spread),
     )  # fmt: skip
 
@@ -55,7 +61,7 @@ def test_arithmetic_is_held_when_the_trainer_is_made(monkeypatch: pytest.MonkeyP
 
     def build(context: Any, arguments: Any) -> Any:
         done.append("built")
-        return SimpleNamespace(trainer=SimpleNamespace(accelerator=None, model=None))
+        return SimpleNamespace(trainer=SimpleNamespace(accelerator=SimpleNamespace(scaler=None), model=None))
 
     def settle(context: Any, trainer: Any) -> None:
         raise _Tried

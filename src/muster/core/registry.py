@@ -44,7 +44,7 @@ CONTRACTS: Mapping[tuple[str, str | None], tuple[str | tuple[str, ...], ...]] = 
     ("muster.checks", None): ("CHECKS",),
     ("muster.launchers", None): ("ONE_MACHINE", "DIALS", "requests", "remote"),
     ("muster.readers", None): ("HINTS", "Reader"),
-    (ENGINES, "runtime"): ("join", "arguments"),
+    (ENGINES, "runtime"): ("RUNTIME",),
     (WORKLOADS, "train"): (("build", "measure"),),
 }
 

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from muster.dialogues.load import read
 from muster.dialogues.rows import Dialogue, Turn
 from muster.dialogues.spec import DialogueRecipe
 from muster.dialogues.tokens import Templates, converses, padded, turns_of
+from muster.worker import answering
 from muster.worker.decoders import room_of
-from muster.worker.models import load_from, to_answer
 from muster.worker.workloads.base import HeldOut
 
 
 def questions(recipe: DialogueRecipe, cache: Path) -> list[HeldOut]:
-    """The held-out prompts with their answers; some are left out, with the reason. Raises DataError."""
+    """Read the held-out prompts with their answers; some are left out, with the reason. Raises DataError."""
     held = read(recipe, cache, may_write=True).held_out
     return [
         HeldOut(each.question, each.answer or "", each.database, left_out=_unasked(each)) for each in held
@@ -34,7 +34,7 @@ def _unasked(sample: Dialogue) -> str | None:
 
 
 def asked(samples: Sequence[Dialogue]) -> list[HeldOut]:
-    """Those of one turn, as questions."""
+    """Return samples of one turn as questions."""
     return [
         HeldOut(each.question, each.answer, each.database)
         for each in samples
@@ -43,33 +43,31 @@ def asked(samples: Sequence[Dialogue]) -> list[HeldOut]:
 
 
 def executed(samples: Sequence[Dialogue]) -> list[HeldOut]:
-    """Those that a database judges. Of other answers, few are right word by word: they are left out."""
+    """Return the questions that a database judges. Of other answers, few are right word by word: they are
+    left out."""
     return [each for each in asked(samples) if each.database]
 
 
-class Answerer:
-    """The saved model and its tokenizer."""
+class Answerer(answering.Answerer):
+    """Answer prompts, and chat messages with their earlier turns."""
 
-    kind: Any = AutoModelForCausalLM
+    kind = AutoModelForCausalLM
+    tokenized = True
 
     def __init__(self, folder: Path, recipe: Any, device: str) -> None:
-        self.recipe = recipe
-        self.streamer: Any = None  # Transformers': hears the answer to a single question as it grows
-        self.tokenizer = load_from(AutoTokenizer.from_pretrained, str(folder), "model")
-        self.model = to_answer(self.kind, folder, device)
-        self.device = self.model.device
+        super().__init__(folder, recipe, device)
         self.templates = Templates(self.tokenizer)
 
     @property
     def converses(self) -> bool:
-        """Whether it was trained on chat messages, and takes earlier turns."""
+        """Whether the model was trained on chat messages, and takes earlier turns."""
         return converses(self.tokenizer)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def answer(
         self, questions: Sequence[str], before: Sequence[tuple[str, str]] = ()
     ) -> tuple[list[str], float]:
-        """Answers in the order of the questions, and the seconds they took (tokenizing to text).
+        """Return the answers in the order of the questions, and the seconds from tokenizing to text.
 
         `before`: earlier turns of the conversation that each question goes on with: role and text.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import trl
@@ -16,7 +16,7 @@ from muster.dialogues.rollouts import Prompts, Repeated, Rollouts, as_asked
 from muster.dialogues.scoring import Scorer
 from muster.dialogues.trl import TrlTrainer
 from muster.worker.context import Context
-from muster.worker.decoders import make_config, make_model
+from muster.worker.decoders import make_model
 from muster.worker.trainer import OrderedSamples, wired
 from muster.worker.workloads.base import Built, Counts
 
@@ -33,46 +33,40 @@ class Grouped(Rollouts, TrlTrainer):
     placed = False
 
     def get_train_dataloader(self) -> Any:
-        """TRL's own, whose batches are the answers of several steps."""
-        return super(OrderedSamples, self).get_train_dataloader()  # type: ignore[misc]
+        """Make TRL's own loader, whose batches are the answers of several steps."""
+        return super(OrderedSamples, self).get_train_dataloader()
 
     def _get_train_sampler(self, dataset: Any = None) -> Repeated:
-        """Muster's order of prompts, dealt as TRL's is: the answers to one prompt go to all ranks. TRL's own
-        leaves out the last prompts of an epoch where they do not fill a batch."""
-        trainer: Any = self
-        passes = trainer.num_iterations * trainer.args.steps_per_generation
-        return Repeated(trainer.sampler, passes, trainer.num_generations)
+        """Deal Muster's order of prompts as TRL deals its own: the answers to one prompt go to all ranks.
+        TRL's own order leaves out the last prompts of an epoch where they do not fill a batch."""
+        passes = self.num_iterations * self.args.steps_per_generation
+        return Repeated(self.sampler, passes, self.num_generations)
 
     def _tokenize_prompts(self, numbers: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
-        """As every workload of dialogues makes tokens."""
+        """Return the tokens that every workload of dialogues makes."""
         return [self.prompts.tokens[int(number)] for number in numbers], None, {}
 
     def _generate(self, *args: Any, **named: Any) -> Any:
-        trainer: Any = self
-        with self.phase("generating"), as_asked(trainer.accelerator.unwrap_model(trainer.model)):
-            return super()._generate(*args, **named)  # type: ignore[misc]
+        with self.phase("generating"), as_asked(self.accelerator.unwrap_model(self.model)):
+            return super()._generate(*args, **named)
 
     def _calculate_rewards(self, *args: Any, **named: Any) -> Any:
         with self.phase("scoring"):
-            return super()._calculate_rewards(*args, **named)  # type: ignore[misc]
+            return super()._calculate_rewards(*args, **named)
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **named: Any) -> Any:
-        """TRL's own, with each token at the position at which it was drawn. TRL pads prompts at their begin
-        and gives no positions: learned ones (GPT-2's) would count the padding."""
+        """Compute as TRL does, with each token at the position at which it was drawn. TRL pads prompts at
+        their begin and gives no positions: learned ones (GPT-2's) would count the padding."""
 
         def forward(attention_mask: Any, **given: Any) -> Any:
             places = (attention_mask.cumsum(1) - 1).clamp(min=0)
             return model(attention_mask=attention_mask, position_ids=places, **given)
 
-        return super()._get_per_token_logps_and_entropies(forward if self.placed else model, *args, **named)  # type: ignore[misc]
-
-    def rewarded(self, prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
-        """TRL's call for rewards."""
-        return self.scorer([self.prompts.samples[int(number)] for number in prompts], completion_ids)
+        return super()._get_per_token_logps_and_entropies(forward if self.placed else model, *args, **named)
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
-    """The trainer for the recipe. Raises DataError and RecipeError."""
+    """Build the trainer for the recipe. Raises DataError and RecipeError."""
     recipe = context.recipe
     assert isinstance(recipe, GroupRecipe)
     group, base = recipe.group, getattr(trl, f"{recipe.trl}Trainer")
@@ -86,8 +80,13 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     encoding, generation = Encoding(context), recipe.generation
     tokenizer, samples = encoding.tokenizer, encoding.samples
     train, held = (Prompts(part, encoding, generation.prompt) for part in (samples.train, samples.held_out))
-    model = make_model(context, make_config(recipe, tokenizer), tokenizer)
-    functions: list[Any] = [_Later()]
+    model = make_model(context, encoding.config, tokenizer)
+
+    def reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        """Score answers to prompts, which are numbers; the trainer is there when TRL calls this."""
+        rewards: list[float] = trainer.scorer([train.samples[int(each)] for each in prompts], completion_ids)
+        return rewards
+
     trainer = wired(
         type(base.__name__, (Grouped, base), {}),
         context,
@@ -117,17 +116,16 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         collator=None,
         processing=tokenizer,
         own_loss=True,
-        reward_funcs=functions,
+        reward_funcs=[reward],
     )
     trainer.sampler.global_batch = context.batch.global_ // group.answers  # in prompts
     trainer.encoding, trainer.generation, trainer.prompts = encoding, generation, train
     whole = model.get_base_model() if recipe.lora else model
     trainer.placed = "position_ids" in inspect.signature(type(whole).forward).parameters
     trainer.scorer = Scorer(context, recipe, tokenizer)
-    functions[0].function = trainer.rewarded
 
     def count(_: Any) -> Counts:
-        """The answers of the last micro-step, with their prompts."""
+        """Count the answers of the last micro-step, with their prompts."""
         made: Sequence[Mapping[str, Any]] = trainer._buffered_inputs
         batch = made[(trainer._step - 1) % len(made)]
         masks = [batch["prompt_mask"], batch["completion_mask"]]
@@ -145,13 +143,3 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         after=True,
         flops=False,  # of generation, mostly
     )
-
-
-class _Later:
-    """A reward function that is known once its trainer is made."""
-
-    __name__ = "reward"
-    function: Callable[..., list[float]]
-
-    def __call__(self, **given: Any) -> list[float]:
-        return self.function(**given)

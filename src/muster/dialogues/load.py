@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from muster.core.data import Generated
 from muster.core.errors import DataError
 from muster.dialogues.rows import (
@@ -27,23 +25,21 @@ from muster.dialogues.spec import (
     split_part,
     texts_of,
 )
-from muster.dialogues.tokens import Fitting, Templates, with_template
+from muster.dialogues.tokens import Templates, with_template
 from muster.store.lines import Skip, Skipped, each_made
 from muster.store.records import LoadedSamples, Splits, left_note
 from muster.worker.context import Context
 from muster.worker.data import sqlgen
-from muster.worker.data.digest import short_digest
 from muster.worker.data.hub import held_part, hub_parts, unused_parts
 from muster.worker.data.sqlgen.wrong import wrong_queries
-from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer, without_end
-from muster.worker.models import load_from
-from muster.worker.together import check_alike, first_on_disk
+from muster.worker.data.tokenizer import load_tokenizer, train_tokenizer, without_end
+from muster.worker.decoders import make_config
+from muster.worker.together import check_alike, first_on_disk, short_digest
 from muster.worker.workloads.base import limit_notes
 
 
-def samples_of(context: Context) -> LoadedSamples[Dialogue]:
-    """This machine's samples; all ranks must have the same ones. Raises DataError."""
-    recipe = recipe_of(context)
+def samples_of(context: Context, recipe: DialogueRecipe) -> LoadedSamples[Dialogue]:
+    """Read this machine's samples; all ranks must have the same ones. Raises DataError."""
     with first_on_disk(context) as first:
         samples = read(recipe, context.cache, may_write=first)
     check_alike(context, "the samples are", lambda: _digest(samples))
@@ -51,14 +47,8 @@ def samples_of(context: Context) -> LoadedSamples[Dialogue]:
     return samples
 
 
-def recipe_of(context: Context) -> DialogueRecipe:
-    """The rank's recipe, which is one of dialogues."""
-    assert isinstance(context.recipe, DialogueRecipe)
-    return context.recipe
-
-
 def read(recipe: DialogueRecipe, cache: Path, *, may_write: bool) -> LoadedSamples[Dialogue]:
-    """The samples of files, of a hub, or generated ones in `cache`. Raises DataError."""
+    """Read the samples of files, of a hub, or generated ones in `cache`. Raises DataError."""
     if recipe.data.sources():
         return load_samples(recipe, _from_hub)
     generated = recipe.data.generated or Generated()
@@ -73,7 +63,7 @@ def read(recipe: DialogueRecipe, cache: Path, *, may_write: bool) -> LoadedSampl
 
 
 def _asked(samples: list[Dialogue], *, wrong: bool, seed: int) -> list[Dialogue]:
-    """Generated questions as chat messages; with wrong SQL where it is wanted."""
+    """Turn generated questions into chat messages; with wrong SQL where it is wanted."""
     asked = [replace(each, turns=(Turn(USER, each.question),)) for each in samples]
     if not wrong:
         return asked
@@ -84,7 +74,8 @@ def _asked(samples: list[Dialogue], *, wrong: bool, seed: int) -> list[Dialogue]
 def _from_hub(
     source: Source, wanted: Wanted, skip: Skip | None, splits: Splits | None = None
 ) -> tuple[list[Dialogue], list[Dialogue], list[str]]:
-    """Samples to train on, those that are held out, and what is not used. Raises DataError."""
+    """Read a hub data set. -> samples to train on, those that are held out, and notes of what is not used.
+    Raises DataError."""
     assert source.name
     loaded = hub_parts(source.name, source.subset, splits)
     held_name = held_part(loaded)
@@ -111,17 +102,13 @@ def _digest(samples: LoadedSamples[Dialogue]) -> str:
     return f"{digests[0]} to train on and {digests[1]} held out"
 
 
-def tokenizer_of(context: Context, samples: LoadedSamples[Dialogue]) -> tuple[Any, list[str]]:
-    """The model's own tokenizer, or one trained on the samples, with the chat template that they need; and
-    notes."""
-    recipe = recipe_of(context)
-    name = named_tokenizer(recipe.model)
-    if name is None:
+def tokenizer_of(recipe: DialogueRecipe, samples: LoadedSamples[Dialogue]) -> tuple[Any, list[str]]:
+    """Load the model's own tokenizer, or train one on the samples, with the chat template that they need. ->
+    it, and notes."""
+    made = load_tokenizer(recipe.model)
+    if made is None:
         texts = (text for each in samples.train for text in texts_of(each))
         made = train_tokenizer(texts, recipe.model.vocab_size)
-    else:
-        where = "model.tokenizer" if recipe.model.tokenizer != "auto" else "model.name"
-        made = load_from(AutoTokenizer.from_pretrained, name, where)
     without_end(made)
     if made.eos_token_id is None:
         raise DataError("the tokenizer has no end of text, so no answer would end", where="model.tokenizer")
@@ -136,22 +123,20 @@ def tokenizer_of(context: Context, samples: LoadedSamples[Dialogue]) -> tuple[An
 
 
 class Encoding:
-    """What every workload of dialogues needs to make tokens: its samples, tokenizer, templates, lengths."""
+    """Hold what every workload of dialogues makes tokens with: samples, tokenizer, templates, lengths."""
 
     def __init__(self, context: Context) -> None:
-        self.recipe = recipe_of(context)
-        samples, limit = samples_of(context), self.recipe.evaluate.limit
+        assert isinstance(context.recipe, DialogueRecipe)
+        self.recipe = context.recipe
+        samples, limit = samples_of(context, self.recipe), self.recipe.evaluate.limit
         self.samples = replace(samples, held_out=samples.held_out[:limit])
-        self.tokenizer, tokenizer_notes = tokenizer_of(context, self.samples)
+        self.tokenizer, tokenizer_notes = tokenizer_of(self.recipe, self.samples)
         self._notes = [*tokenizer_notes, *limit_notes(len(samples.held_out), limit)]
         self.templates = Templates(self.tokenizer)
+        self.config = make_config(self.recipe, self.tokenizer)  # of the model
+        self.sequence = self.recipe.sequence(self.config.to_dict())
         self.errors: list[DataError] | None = [] if self.recipe.data.bad == "skip" else None
-        self.multiple = 8 if context.device == "cuda" else 1  # tensor cores want it; on a CPU it is only work
-
-    def fitting(self, config: Any) -> Fitting:
-        """For a model of this configuration."""
-        self.sequence = self.recipe.sequence(config.to_dict())
-        return Fitting(self.sequence)
+        self.multiple = context.padding_multiple
 
     @property
     def fixed(self) -> int | None:

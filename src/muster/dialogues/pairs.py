@@ -10,17 +10,16 @@ from torch.nn import functional
 
 from muster.dialogues.answer import executed
 from muster.dialogues.load import Encoding
-from muster.dialogues.tokens import PreferenceCollator, count_pairs, pairs
+from muster.dialogues.tokens import Fitting, PreferenceCollator, count_pairs, pairs
 from muster.dialogues.trl import Means, TrlTrainer
 from muster.worker.context import Context
-from muster.worker.decoders import make_config
 from muster.worker.trainer import wired
 from muster.worker.workloads.base import Built
 
 
 class PairTrainer(Means, TrlTrainer):
-    """The loss of pairs, of which one is preferred, and exact figures over held-out ones. Rows that fill up
-    the last batches have no answer in `completion_mask`, and count for nothing.
+    """Train on pairs of a preferred and a rejected answer, with exact figures over held-out ones. Rows that
+    fill up the last batches have no answer in `completion_mask`, and count for nothing.
 
     TRL's own losses read a dozen figures from the device in every micro-batch.
 
@@ -32,8 +31,8 @@ class PairTrainer(Means, TrlTrainer):
     def preferring(
         self, chosen: torch.Tensor, rejected: torch.Tensor, smoothing: float = 0.0
     ) -> torch.Tensor:
-        """-log sigmoid(chosen - rejected), the mean over pairs; `smoothing`: the probability that a pair is
-        in the wrong order (Mitchell 2023, conservative DPO)."""
+        """Return -log sigmoid(chosen - rejected), the mean over pairs; `smoothing`: the probability that a
+        pair is in the wrong order (Mitchell 2023, conservative DPO)."""
         margin = chosen - rejected
         seen = margin.detach()
         self.see("pair_accuracy", (seen > 0).sum(), len(seen))
@@ -52,20 +51,20 @@ class PairTrainer(Means, TrlTrainer):
         self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any
     ) -> tuple[Any, None, None]:
         """Compute a held-out batch, and keep its figures."""
-        inputs = self._prepare_inputs(inputs)  # type: ignore[attr-defined]
-        with torch.no_grad(), self.compute_loss_context_manager():  # type: ignore[attr-defined]
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, inputs), None, None
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **named: Any) -> Any:
-        """Transformers' loop; its figures are those of all real pairs."""
+        """Run Transformers' loop; its figures are those of all real pairs."""
         self._figures = []
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)
-        accelerator: Any = self.accelerator  # type: ignore[attr-defined]
         sums = torch.stack(self._figures).sum(0) if self._figures else torch.zeros(4).double()
-        loss, right, margin, count = accelerator.reduce(sums.to(accelerator.device), "sum").tolist()
+        sums = self.accelerator.reduce(sums.to(self.accelerator.device), "sum")
+        loss, right, margin, count = sums.tolist()
         if count:
             output.metrics[f"{metric_key_prefix}_loss"] = loss / count
-            self._metrics["eval"] = {"pair_accuracy": [right / count], "margin": [margin / count]}  # type: ignore[attr-defined]
+            self._metrics["eval"] = {"pair_accuracy": [right / count], "margin": [margin / count]}
         return output
 
 
@@ -74,21 +73,20 @@ def build(
     arguments: dict[str, Any],
     kind: Any,
     make_arguments: Callable[..., Any],
-    models: Callable[[Encoding, Any], dict[str, Any]],
+    models: Callable[[Encoding], dict[str, Any]],
     **own: Any,
 ) -> Built:
-    """The trainer for the recipe. `kind`: its class; `make_arguments`: TRL's, and `own` what else they take;
-    `models`: of encoding and configuration, the model and what else the class takes. Raises DataError and
-    RecipeError."""
+    """Build the trainer for the recipe. `kind`: its class; `make_arguments`: TRL's, and `own` what else they
+    take; `models`: of the encoding, the model and what else the class takes. Raises DataError
+    and RecipeError."""
     encoding = Encoding(context)
     tokenizer, samples = encoding.tokenizer, encoding.samples
-    config = make_config(context.recipe, tokenizer)
-    fitting = encoding.fitting(config)
+    fitting = Fitting(encoding.sequence)
     train, held = (
         pairs(part, encoding.templates, fitting, encoding.errors)
         for part in (samples.train, samples.held_out)
     )
-    named = models(encoding, config)
+    named = models(encoding)
     trainer = wired(
         kind,
         context,

@@ -27,8 +27,8 @@ from muster.worker.models import (
 
 
 def make_reward_model(context: Context, tokenizer: Any, *, longest: int | None = None) -> Any:
-    """A decoder whose last token gives one number, in fp32. Its body is the recipe's model; the new layer on
-    top is drawn from the seed. `longest`: as of make_model. Raises RecipeError."""
+    """Make a decoder whose last token gives one number, in fp32. Its body is the recipe's model; the new
+    layer on top is drawn from the seed. `longest`: as of make_model. Raises RecipeError."""
     recipe = context.recipe
     config = make_config(recipe, tokenizer)
     mapping = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
@@ -61,7 +61,8 @@ def settle_padding(model: Any, tokenizer: Any) -> None:
 
 def read_at_end(model: Any) -> None:
     """Have a model give the number of each row's last token: of those that the mask has, the last one that is
-    not the model's own pad token. Without a layer `score`, Transformers' way stays."""
+    not the model's own pad token. Without a layer `score`, Transformers' way stays. The forward pass is
+    replaced on the instance: a class of another name would stand in the saved configuration."""
     if not hasattr(model, "score"):
         return
 
@@ -81,7 +82,8 @@ def read_at_end(model: Any) -> None:
 
 @contextmanager
 def _new_layer_expected() -> Iterator[None]:
-    """Inside, no warning says that the layer on top is new and the language model's output layer unused."""
+    """Silence the warning inside that the layer on top is new and the language model's output layer
+    unused."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -94,7 +96,7 @@ def _new_layer_expected() -> Iterator[None]:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def rewards(model: Any, texts: Sequence[Sequence[int]], pad: int, batch: int = 64) -> torch.Tensor:
-    """(texts) rewards of whole texts, prompt and answer, as token numbers."""
+    """Return (texts) rewards of whole texts, prompt and answer, as token numbers."""
     parts = []
     for start in range(0, len(texts), batch):
         part = texts[start : start + batch]

@@ -86,7 +86,7 @@ class RolloutRecipe(DialogueRecipe):
     )
 
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
-        """As all dialogues, and whether there is a reward."""
+        """Check as all dialogues do, and whether there is a reward. Raises DataError and RecipeError."""
         if not self.reward.given:
             raise RecipeError(
                 "is missing: nothing says what an answer is worth",
@@ -121,25 +121,25 @@ class RolloutRecipe(DialogueRecipe):
         return 1
 
     def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
-        """As all dialogues, with the answers that are drawn as samples."""
+        """Count the answers that are drawn as samples, else as all dialogues do."""
         read = super().survey(config, checked)
         return replace(read, samples=read.samples and read.samples * self.per_prompt)
 
     def longest_prompt(self, config: Mapping[str, Any]) -> tuple[int, str]:
-        """As generation says."""
+        """Return the limit of generation.prompt, and that key."""
         return self.generation.prompt, f"generation.prompt={self.generation.prompt:,}"
 
     def files(self) -> tuple[str, ...]:
-        """The file of reward.function."""
+        """Name the file of reward.function."""
         place = (self.reward.function or "").rpartition(":")[0]
         return (place,) if place.endswith(".py") else ()
 
     def sequence(self, config: Mapping[str, Any] | None) -> int:
-        """Tokens of a prompt with its answer."""
+        """Count the tokens of a prompt with its answer."""
         return self.generation.prompt + self.generation.answer
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths:
-        """Prompt and answer together."""
+        """Return the length of prompt and answer together."""
         return Lengths(self.sequence(config))
 
     @property
@@ -148,17 +148,17 @@ class RolloutRecipe(DialogueRecipe):
         return False
 
     def held_models(self) -> tuple[HeldModel, ...]:
-        """What the model is held to, and what rewards its answers."""
+        """Name what the model is held to, and what rewards its answers."""
         reference = HeldModel("reference model", output=self.output, shared=self.lora is not None)
         reward = HeldModel("reward model", source=self.reward.model, output="numbers", sharded=False)
         return (*[reference] * self.held, *[reward] * (self.reward.model is not None))
 
     def drawing(self) -> Drawing:
-        """All answers of a rank's step at once, as TRL draws them."""
+        """Draw all answers of a rank's step at once, as TRL does."""
         return Drawing(self.generation.prompt, self.generation.answer)
 
     def with_tokens(self, tokens: float) -> Self:
-        """Prompts and answers shortened alike."""
+        """Shorten prompts and answers alike."""
         given = self.generation
         share = tokens / (given.prompt + given.answer)
         sizes = {name: max(1, round(share * getattr(given, name))) for name in ("prompt", "answer")}
@@ -220,7 +220,7 @@ class GroupRecipe(RolloutRecipe):
         return objective
 
     def trl_arguments(self) -> dict[str, Any]:
-        """What TRL's configuration takes beside what all objectives of groups have."""
+        """Return what TRL's configuration takes beside what all objectives of groups have."""
         raise NotImplementedError
 
     @property
@@ -234,7 +234,8 @@ class GroupRecipe(RolloutRecipe):
         return self.group.answers
 
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
-        """As all that generate; and whether there is a model that it could be held to."""
+        """Check as all that generate, and whether there is a model that it could be held to. Raises
+        RecipeError."""
         model = self.model
         if self.held and self.lora is None and not (model.name and model.init == "pretrained"):
             where = f"{self.workload}.beta"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from muster.dialogues.rows import Dialogue, prompt_too_long
 from muster.dialogues.scoring import Scorer
 from muster.dialogues.tokens import padded, usable
 from muster.worker.data.sampler import GroupedSampler
+from muster.worker.mixin import BeforeTrainer
 from muster.worker.together import gather
 
 BATCH = 64  # held-out prompts that are answered at once
@@ -65,7 +67,7 @@ class Repeated(Sampler[int]):  # type: ignore[misc]
 
 
 def generation_config(generation: Generation, tokenizer: Any, *, sampled: bool) -> GenerationConfig:
-    """Transformers' configuration. `sampled`: else the likeliest token is taken each time."""
+    """Make Transformers' configuration. `sampled`: else the likeliest token is taken each time."""
     drawn = {
         "temperature": generation.temperature,
         "top_p": generation.top_p,
@@ -85,9 +87,9 @@ def generation_config(generation: Generation, tokenizer: Any, *, sampled: bool) 
 
 @contextmanager
 def as_asked(model: Any) -> Iterator[None]:
-    """Inside, a model answers by the settings that it is given alone. Transformers fills those that are left
-    open from the model's own generation_config, such as a published chat model's penalty for repetition: what
-    is drawn then has other probabilities than the loss computes."""
+    """Let a model answer by the settings that it is given alone. Transformers fills those that are left open
+    from the model's own generation_config, such as a published chat model's penalty for repetition: what is
+    drawn then has other probabilities than the loss computes."""
     whole = getattr(model, "get_base_model", lambda: model)()  # of one with adapters
     before, whole.generation_config = whole.generation_config, GenerationConfig()
     try:
@@ -102,12 +104,10 @@ def generate(
     config: GenerationConfig,
     *,
     batch: int = BATCH,
-    part: Callable[[Any], Any] = lambda model: model,
 ) -> list[list[int]]:
-    """The answers' tokens, each with its end if it came. Every rank has to call it.
+    """Return the answers' tokens, each with its end if it came. Every rank has to call it.
 
-    Under ZeRO-3 and FSDP the whole parameters are gathered once for all of them. `part`: of the trained
-    module, the model that generates.
+    Under ZeRO-3 and FSDP the whole parameters are gathered once for all of them.
     """
     answers: list[list[int]] = []
     device = trainer.accelerator.device
@@ -118,7 +118,7 @@ def generate(
         torch.no_grad(),
         DistributedBackend(trainer.accelerator).summon_full_params(trainer.model_wrapped, recurse=False),
     ):
-        model = part(unwrapped)
+        model = trainer.generating(unwrapped)
         training = model.training
         model.eval()
         for start in range(0, len(prompts), batch):
@@ -134,25 +134,29 @@ def generate(
 
 
 def ended(tokens: list[int], end: int) -> list[int]:
-    """Tokens up to the first end, which is one of them."""
+    """Cut tokens behind the first end, which is one of them."""
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
-class Rollouts:
+class Rollouts(BeforeTrainer):  # type: ignore[misc]
     """Goes before a trainer that generates. Set `encoding`, `scorer` and `generation` before training.
 
-    `phase_seconds`: what the ranks spent on each phase since the meter asked.
+    `phase_seconds`: what the rank spent on each phase; the meter reads them and sets them to 0.
     """
 
     encoding: Encoding
     scorer: Scorer
     generation: Generation
-    phase_seconds: dict[str, float]
+
+    @cached_property
+    def phase_seconds(self) -> dict[str, float]:
+        """Seconds by phase."""
+        return {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """The time inside is the phase's. Inner phases are left out of outer ones."""
-        seconds = self.__dict__.setdefault("phase_seconds", {})
+        """Count the time inside as the phase's. Inner phases are left out of outer ones."""
+        seconds = self.phase_seconds
         before, began = sum(seconds.values()), time.perf_counter()
         try:
             yield
@@ -161,13 +165,13 @@ class Rollouts:
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began - inner
 
     def evaluation_loop(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> EvalLoopOutput:
-        """The mean reward of the likeliest answers to held-out prompts; every rank answers its share."""
-        trainer: Any = self
-        held: Prompts = trainer.eval_dataset.inner
-        ranks, rank = trainer.args.world_size, trainer.args.process_index
+        """Return the mean reward of the likeliest answers to held-out prompts; every rank answers its
+        share."""
+        held: Prompts = self.eval_dataset.inner
+        ranks, rank = self.args.world_size, self.args.process_index
         mine = list(range(rank, len(held), ranks))
         config = generation_config(self.generation, self.encoding.tokenizer, sampled=False)
-        answers = generate(trainer, [held.tokens[index] for index in mine], config, part=self.generating)
+        answers = generate(self, [held.tokens[index] for index in mine], config)
         rewards = self.scorer([held.samples[index] for index in mine], answers)
         scored = [each for part in gather([*zip(rewards, map(len, answers), strict=True)]) for each in part]
         metrics = {
@@ -178,5 +182,5 @@ class Rollouts:
 
     @staticmethod
     def generating(model: Any) -> Any:
-        """Of the trained module, the model that generates."""
+        """Return the model that generates, of the trained module."""
         return model

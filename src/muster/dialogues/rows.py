@@ -21,7 +21,7 @@ PROMPTS = ("prompt", "messages", "conversations", "instruction", "question")
 ANSWERS = ("chosen", "answer", "completion", "response", "output", "sql", "sql.human_readable", "query")
 REJECTED = ("rejected",)
 INPUT = "input"  # Alpaca's: what the instruction is about
-BEFORE = ("system", "history")  # Alpaca's, and LLaMA-Factory's: what was said before the prompt
+BEFORE = ("system", "history")  # Alpaca's, and LLaMA-Factory's: earlier turns
 TEXT, USER, ASSISTANT, SYSTEM = "text", "user", "assistant", "system"
 # Names of roles -> ours. ShareGPT says human and gpt.
 ROLES = {
@@ -36,7 +36,7 @@ LAST_TURN = "\n\nAssistant:"  # where the answer begins in dialogues that are on
 
 @dataclass(frozen=True)
 class Turn:
-    """Something that was said. `role`: user, assistant or system; TEXT of a prompt that is taken as it is;
+    """A message. `role`: user, assistant or system; TEXT of a prompt that is taken as it is;
     `learned`: whether an answer is to be, OpenAI's weight."""
 
     role: str
@@ -62,7 +62,7 @@ class Dialogue:
 
     @property
     def question(self) -> str:
-        """What was said last before the answer."""
+        """The last message before the answer."""
         return self.turns[-1].text
 
 
@@ -86,7 +86,7 @@ class Wanted:
 def read_dialogues(
     files: Iterable[Path], wanted: Wanted, *, limit: int | None = None, skip: Skip | None = None
 ) -> Iterator[Dialogue]:
-    """The dialogues of files. Raises DataError as `read_samples` does."""
+    """Read the dialogues of files. Raises DataError as `read_samples` does."""
 
     def make(row: Mapping[str, Any], place: str, folder: Path) -> Dialogue:
         return dialogue_of(row, wanted, place, folder)
@@ -97,8 +97,8 @@ def read_dialogues(
 def dialogue_of(
     record: Mapping[str, Any], wanted: Wanted, where: str, folder: Path | None = None
 ) -> Dialogue:
-    """A row as a dialogue. `folder`: where its database is looked for. Raises DataError for what nothing can
-    be learned from: an empty prompt or answer, a rejected answer that equals the chosen one."""
+    """Turn a row into a dialogue. `folder`: where its database is looked for. Raises DataError for what
+    nothing can be learned from: an empty prompt or answer, a rejected answer that equals the chosen one."""
     name = wanted.prompt or _prompt(record, wanted)
     answer: str | None
     rejected: str | None = None
@@ -111,7 +111,7 @@ def dialogue_of(
         if answer is None and turns and turns[-1].role == ASSISTANT:
             answer, turns = _answer_of(turns[-1], name, where), turns[:-1]
         if wanted.pairs:
-            rejected = _said(record, wanted.rejected or REJECTED[0], turns, where, "data.rejected")
+            rejected = _reply(record, wanted.rejected or REJECTED[0], turns, where, "data.rejected")
     if not turns or not turns[-1].text.strip():
         raise DataError("has an empty prompt", where=where)
     if wanted.answered and (answer is None or not answer.strip()):
@@ -132,7 +132,7 @@ def dialogue_of(
 
 
 def prompt_too_long(tokens: int, most: int, key: str, where: str, *, more: bool = False) -> DataError:
-    """What is wrong with a prompt of more than `most` tokens. `key`: the recipe's, which allows as many;
+    """Make the error of a prompt of more than `most` tokens. `key`: the recipe's, which allows as many;
     `more`: a chat template adds to them."""
     at_least = "at least " if more else ""
     return DataError(
@@ -143,7 +143,7 @@ def prompt_too_long(tokens: int, most: int, key: str, where: str, *, more: bool 
 
 
 def fields_read(record: Mapping[str, Any], wanted: Wanted) -> list[str]:
-    """The fields that a row's dialogue is made of."""
+    """Name the fields that a row's dialogue is made of."""
     prompt = wanted.prompt or _prompt(record, wanted)
     answer = wanted.answer or _first(record, ANSWERS)
     # Two whole dialogues that are texts stand for themselves.
@@ -154,7 +154,7 @@ def fields_read(record: Mapping[str, Any], wanted: Wanted) -> list[str]:
 
 
 def field_names(record: Mapping[str, Any]) -> list[str]:
-    """A row's fields, and those of its messages that say something beside who says what."""
+    """Name a row's fields, and those of its messages beside role and text."""
     inside = {
         f"{name}.{key}": None  # in the order of their first message
         for name, value in record.items()
@@ -168,21 +168,22 @@ def field_names(record: Mapping[str, Any]) -> list[str]:
 
 
 def _first(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The first that holds a text or messages; else the first that is there, for the error's sake."""
+    """Find the first field that holds a text or messages; else the first that is there, for the error's
+    sake."""
     there = [name for name in names if value_at(record, name) not in (MISSING, None)]
     usable = (name for name in there if isinstance(_listed(value_at(record, name)), str | list))
     return next(usable, (*there, None)[0])
 
 
 def _listed(value: Any) -> Any:
-    """A message by itself as a list of messages; anything else as it is."""
+    """Wrap a message by itself as a list of messages; anything else stays."""
     alone = isinstance(value, Mapping) and not {"role", "from"}.isdisjoint(value)
     return [value] if alone else value
 
 
 def _prompt(record: Mapping[str, Any], wanted: Wanted) -> str | None:
-    """The field of the prompt, where the recipe names none: messages before a text that has no answer beside
-    it (UltraChat's form)."""
+    """Find the field of the prompt, where the recipe names none: messages before a text that has no answer
+    beside it (UltraChat's form)."""
     name = _first(record, PROMPTS)
     if not wanted.answered or wanted.answer or _first(record, ANSWERS) or name is None:
         return name
@@ -190,7 +191,7 @@ def _prompt(record: Mapping[str, Any], wanted: Wanted) -> str | None:
 
 
 def _turns(record: Mapping[str, Any], name: str, where: str) -> tuple[Turn, ...]:
-    """The prompt: messages, or a text; Alpaca's instruction with its input below it."""
+    """Read the prompt: messages, or a text; Alpaca's instruction with its input below it."""
     value = _listed(value_at(record, name))
     if isinstance(value, list):
         turns = tuple(_message(each, name, where) for each in value)
@@ -204,7 +205,7 @@ def _turns(record: Mapping[str, Any], name: str, where: str) -> tuple[Turn, ...]
 
 
 def _behind_earlier(record: Mapping[str, Any], turns: tuple[Turn, ...], where: str) -> tuple[Turn, ...]:
-    """A prompt with what the row's system and history say before it."""
+    """Put a row's system and history before a prompt."""
     earlier, own = _earlier(record, where), [turn for turn in turns[:1] if turn.role == SYSTEM]
     if own:  # the messages' own
         earlier = tuple(turn for turn in earlier if turn.role != SYSTEM)
@@ -212,8 +213,7 @@ def _behind_earlier(record: Mapping[str, Any], turns: tuple[Turn, ...], where: s
 
 
 def _earlier(record: Mapping[str, Any], where: str) -> tuple[Turn, ...]:
-    """What a row's system and history say before its prompt. `history`: pairs of what a user and an assistant
-    said."""
+    """Read the turns of a row's system and history. `history`: pairs of a user's text and an assistant's."""
     system, history = (record.get(name) for name in BEFORE)
     turns: tuple[Turn, ...] = ()
     if isinstance(system, str) and system.strip():
@@ -229,8 +229,8 @@ def _earlier(record: Mapping[str, Any], where: str) -> tuple[Turn, ...]:
 def _within(
     record: Mapping[str, Any], wanted: Wanted, turns: tuple[Turn, ...], where: str
 ) -> tuple[Turn, ...]:
-    """A prompt that is a text as a user's message, where messages are beside it: earlier ones of the row, or
-    those of its answer, which may begin with what was said before it (UltraFeedback's form)."""
+    """Turn a prompt that is a text into a user's message, where messages are beside it: earlier ones of the
+    row, or those of its answer, which may begin with earlier turns (UltraFeedback's form)."""
     name = wanted.answer or _first(record, ANSWERS)
     value = _listed(value_at(record, name)) if name else None
     spoken = value if isinstance(value, list) else []
@@ -244,7 +244,7 @@ def _within(
 
 
 def _message(value: Any, name: str, where: str) -> Turn:
-    """{role, content}, or ShareGPT's {from, value}."""
+    """Read {role, content}, or ShareGPT's {from, value}. Raises DataError."""
     given = value if isinstance(value, Mapping) else {}
     role, text = given.get("role", given.get("from")), given.get("content", given.get("value"))
     speaker = ROLES.get(role.lower()) if isinstance(role, str) else None
@@ -263,11 +263,11 @@ def _answer(record: Mapping[str, Any], wanted: Wanted, turns: tuple[Turn, ...], 
     name = wanted.answer or _first(record, ANSWERS)
     if name is None or (wanted.answer is None and turns and turns[-1].role == ASSISTANT):
         return None
-    return _said(record, name, turns, where, "data.answer")
+    return _reply(record, name, turns, where, "data.answer")
 
 
-def _said(record: Mapping[str, Any], name: str, turns: tuple[Turn, ...], where: str, key: str) -> str:
-    """An answer to these turns: a text; a message; or a list of them, of which all but the last are the
+def _reply(record: Mapping[str, Any], name: str, turns: tuple[Turn, ...], where: str, key: str) -> str:
+    """Read an answer to these turns: a text; a message; or a list of messages, all but the last of them the
     prompt's."""
     value = _listed(value_at(record, name))
     if not isinstance(value, list) or not value:
@@ -280,7 +280,7 @@ def _said(record: Mapping[str, Any], name: str, turns: tuple[Turn, ...], where: 
 
 
 def _answer_of(last: Turn, name: str, where: str) -> str:
-    """The text of a dialogue's last message, which has to be an answer."""
+    """Return the text of a dialogue's last message, which has to be an answer. Raises DataError."""
     if last.role != ASSISTANT:
         raise DataError(f"the last message of {name!r} is not the {ASSISTANT}'s", where=where)
     if not last.learned:
@@ -290,8 +290,8 @@ def _answer_of(last: Turn, name: str, where: str) -> str:
 
 
 def _shared_begin(record: Mapping[str, Any], wanted: Wanted, where: str) -> tuple[tuple[Turn, ...], str, str]:
-    """Two whole dialogues with the same begin: lists of messages, or texts, whose last answer follows the
-    last "Assistant:" that they share."""
+    """Divide two whole dialogues with the same begin: lists of messages, or texts, whose last answer follows
+    the last "Assistant:" that they share."""
     names = wanted.answer or "chosen", wanted.rejected or REJECTED[0]
     values = [_listed(value_at(record, name)) for name in names]
     if all(isinstance(value, list) and value for value in values):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from muster.core.errors import DataError, RecipeError
@@ -22,7 +21,7 @@ from muster.dialogues.rows import Dialogue
 from muster.dialogues.tokens import Templates
 from muster.worker.context import Context
 from muster.worker.data.sqlexec import QueryFailed, run_query, same_result
-from muster.worker.models import load_from, whole
+from muster.worker.models import computed_in, load_from, whole
 
 Function = Callable[[list[str], list[str], list[Any]], Sequence[float]]
 
@@ -37,8 +36,8 @@ class Scorer:
         self.templates = Templates(tokenizer)
 
     def __call__(self, samples: Sequence[Dialogue], answers: Sequence[Sequence[int]]) -> list[float]:
-        """The reward of each answer, in tokens, to its sample's prompt. Raises DataError where one is no
-        number."""
+        """Return the reward of each answer, in tokens, to its sample's prompt. Raises DataError where one is
+        no number."""
         texts = [
             text.strip()
             for text in self.tokenizer.batch_decode(
@@ -93,8 +92,8 @@ class Scorer:
 
 
 def _executes(sample: Dialogue, text: str) -> bool:
-    """Whether the SQL gives the same rows. Where the expected ones are none, or zeros alone, much wrong SQL
-    gives them as well: there it has to be the same SQL."""
+    """Return whether the SQL gives the same rows. Where the expected ones are none, or zeros alone, much
+    wrong SQL gives them as well: there it has to be the same SQL."""
     assert sample.database and sample.answer  # RolloutRecipe.check_rows
     try:
         _, rows = run_query(Path(sample.database), sample.answer)
@@ -120,21 +119,21 @@ def _checked(values: Sequence[Any], samples: Sequence[Dialogue], name: str) -> l
 
 
 def _listed(values: Any, name: str) -> list[Any]:
-    """What a function returned, in its order. Raises DataError for what has none."""
+    """List what a function returned, in its order. Raises DataError for what has none."""
     if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
         raise DataError(f"returned a {type(values).__name__}, and not a list of numbers", where=name)
     return list(values)
 
 
 def _line_of(error: BaseException) -> str:
-    """The last line of the user's own file."""
+    """Name the last line of the user's own file in a traceback."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
 
 
 def load_function(name: str) -> Function:
-    """A user's function. Raises RecipeError."""
+    """Load a user's function. Raises RecipeError."""
     place, _, function = name.rpartition(":")
     try:
         if place.endswith(".py"):
@@ -167,24 +166,20 @@ def check_tokenizer(name: str, tokenizer: Any, where: str) -> None:
 
 
 def load_reward_model(context: Context, tokenizer: Any) -> Any:
-    """The recipe's reward model, whole on every rank, in the precision that is computed in. Raises
+    """Load the recipe's reward model, whole on every rank, in the precision that is computed in. Raises
     RecipeError where its tokenizer is another one."""
     recipe = context.recipe
     assert isinstance(recipe, RolloutRecipe) and recipe.reward.model
     name = recipe.reward.model
     check_tokenizer(name, tokenizer, "reward.model")
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(context.precision, torch.float32)
     with whole():
         kind = AutoModelForSequenceClassification
-        model = load_from(kind.from_pretrained, name, "reward.model", dtype=half)
+        model = load_from(kind.from_pretrained, name, "reward.model", dtype=computed_in(context))
     if model.config.num_labels != 1:
         raise RecipeError(
             f"{name} gives {model.config.num_labels} numbers for a text, and a reward is one",
             where="reward.model",
         )
     read_at_end(model)
-    return model.to(_device(context)).eval().requires_grad_(False)
-
-
-def _device(context: Context) -> torch.device:
-    return torch.device("cuda", context.local_rank) if context.device == "cuda" else torch.device("cpu")
+    device = f"cuda:{context.local_rank}" if context.device == "cuda" else "cpu"
+    return model.to(device).eval().requires_grad_(False)

@@ -110,7 +110,7 @@ class DialogueData(SplitData):
         return value
 
     def sources(self) -> tuple[Source, ...]:
-        """Those of the mix, or the one that is named; none where they are generated."""
+        """Return those of the mix, or the one that is named; none where they are generated."""
         return tuple(self.mix) if self.mix else super().sources()
 
 
@@ -164,8 +164,8 @@ class DialogueRecipe(Recipe):
         return self._read(config)
 
     def _read(self, config: Mapping[str, Any] | None = None) -> Survey | None:
-        """The samples as ranks will have them; None: they are not all here. `config`: of the model, for which
-        prompts must not be too long. Raises DataError."""
+        """Read the samples as ranks will have them; None: they are not all here. `config`: of the model, for
+        which prompts must not be too long. Raises DataError."""
         sources = self.data.sources()
         if not sources or not all(source.path and Path(source.path).exists() for source in sources):
             return None
@@ -202,12 +202,13 @@ class DialogueRecipe(Recipe):
         """Raise DataError for a sample that this workload cannot use."""
 
     def describe_data(self, path: Path) -> str:
-        """Files by name."""
+        """Name the files."""
         files = find_data(path, self.splits)
         return parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
 
     def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
-        """The samples as ranks will have them; with a model's configuration, what its lengths cut."""
+        """Count the samples as ranks will have them; with a model's configuration, note what its lengths
+        cut."""
         data = self.data
         if data.generated:
             return Survey(part_size(data, min(data.generated.train, data.limit or data.generated.train)))
@@ -216,7 +217,7 @@ class DialogueRecipe(Recipe):
         return replace(read, notes=(*read.notes, *cut))
 
     def _too_long(self, read: Survey, config: Mapping[str, Any]) -> list[str]:
-        """What to say of samples that are longer than the recipe lets them be."""
+        """Note the samples that are longer than the recipe lets them be."""
         some, of = read.some, read.samples or 0
         by = counter(self.model, lambda: (text for each in some for text in texts_of(each)))
         exact = by.exact and not any(each.chat for each in some)  # a template adds its own
@@ -244,17 +245,17 @@ class DialogueRecipe(Recipe):
         return notes
 
     def longest_prompt(self, config: Mapping[str, Any]) -> tuple[int, str]:
-        """Tokens of the longest prompt that is used, and the key that says so."""
+        """Return the tokens of the longest prompt that is used, and the key that limits it."""
         sequence = self.sequence(config)
         return sequence - 1, f"data.sequence={sequence:,}"
 
     def sequence(self, config: Mapping[str, Any] | None) -> int:
-        """Tokens of the longest sample, for a model of this configuration."""
+        """Return the tokens of the longest sample, for a model of this configuration."""
         positions = families.positions(config) if config else None
         return self.data.sequence or min(SEQUENCE, positions or SEQUENCE)
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths:
-        """As the recipe limits samples."""
+        """Return the recipe's limits of samples."""
         return Lengths(self.sequence(config), sequences=2 if self.pairs else 1)
 
     @property
@@ -263,12 +264,12 @@ class DialogueRecipe(Recipe):
         return self.data.padding == "dynamic"
 
     def with_tokens(self, tokens: float) -> Self:
-        """Samples of so many tokens."""
+        """Limit samples to so many tokens."""
         update = {"sequence": max(2, round(tokens)), "padding": "fixed"}
         return self.model_copy(update={"data": self.data.model_copy(update=update)})
 
     def example(self, question: str | None) -> tuple[str, int]:
-        """A prompt as it is."""
+        """Return a prompt as it is, and the most tokens of its answer."""
         return question or "The ", self.new_tokens
 
     @property
@@ -282,22 +283,22 @@ class DialogueRecipe(Recipe):
 
 
 def kept_texts(sample: Dialogue) -> list[str]:
-    """The texts of its prompt that are in its tokens whatever the chat template is: a template may leave out
-    what an assistant said before, and trims."""
+    """Return the texts of a prompt that are in its tokens whatever the chat template is: a template may leave
+    out earlier answers, and trims."""
     if not sample.chat:
         return [turn.text for turn in sample.turns]
     return [turn.text.strip() for turn in sample.turns if turn.role != ASSISTANT]
 
 
 def texts_of(sample: Dialogue) -> list[str]:
-    """All its texts in order."""
+    """Return all texts of a sample in order."""
     answers = [text for text in (sample.answer, sample.rejected) if text]
     return [*(turn.text for turn in sample.turns), *answers]
 
 
 def load_samples(recipe: DialogueRecipe, hub: Any = None) -> LoadedSamples[Dialogue]:
-    """The recipe's samples. `hub`: reads one that has a hub name, (source, wanted, skip, splits) -> (train,
-    held out, notes). Raises DataError with the file and the line."""
+    """Load the recipe's samples. `hub`: reads one that has a hub name, (source, wanted, skip, splits) ->
+    (train, held out, notes). Raises DataError with the file and the line."""
     data, wanted = recipe.data, recipe.wanted
     skipped = Skipped()
     skip = skipped.where(data.bad)
@@ -348,8 +349,8 @@ def load_samples(recipe: DialogueRecipe, hub: Any = None) -> LoadedSamples[Dialo
 def in_one_form(
     train: list[Dialogue], held_out: list[Dialogue], template: str
 ) -> tuple[list[Dialogue], list[Dialogue], list[str]]:
-    """Prompts that are plain text as a user's messages, where others are chat messages or the recipe wants
-    them so; and a note. Text that has roles in it stays, and is refused beside messages."""
+    """Turn prompts that are plain text into a user's messages, where others are chat messages or the recipe
+    wants them so; with a note. Text that has roles in it stays, and is refused beside messages."""
     texts = sum(not each.chat for each in (*train, *held_out))
     mixes = 0 < texts < len(train) + len(held_out)
     if not texts or not (mixes or template == "chat"):
@@ -368,7 +369,8 @@ def in_one_form(
 def parted(
     samples: list[Dialogue], fraction: float, seed: int, where: str
 ) -> tuple[list[Dialogue], list[Dialogue]]:
-    """Training and held-out samples; those with one prompt stay together. Raises DataError."""
+    """Divide samples into training and held-out ones; those with one prompt stay together. Raises
+    DataError."""
     held = hold_out((_key(each) for each in samples), fraction, seed, where)
     return (
         [each for each in samples if _key(each) not in held],
@@ -381,7 +383,7 @@ def _key(sample: Dialogue) -> str:
 
 
 def mixed(sets: Sequence[list[Dialogue]], shares: Sequence[float | None]) -> list[Dialogue]:
-    """Of each set its share, in a shuffled order; a single set as it is. The largest mix that repeats no
+    """Mix each set's share, in a shuffled order; a single set stays as it is. The largest mix that repeats no
     sample: the set that is shortest for its share gives all it has. Without any share all sets are whole."""
     if len(sets) < 2:
         return [each for part in sets for each in part]
@@ -397,7 +399,7 @@ def mixed(sets: Sequence[list[Dialogue]], shares: Sequence[float | None]) -> lis
 
 
 def split_part(data: DialogueData, samples: list[Dialogue]) -> list[Dialogue]:
-    """The part of data.split, of the samples in an order that all parts share."""
+    """Cut the part of data.split out of the samples, in an order that all parts share."""
     if not data.split:
         return samples
     order = list(range(len(samples)))
@@ -407,7 +409,7 @@ def split_part(data: DialogueData, samples: list[Dialogue]) -> list[Dialogue]:
 
 
 def part_size(data: DialogueData, count: int) -> int:
-    """How many of so many samples `split_part` gives."""
+    """Return how many of so many samples `split_part` gives."""
     if not data.split:
         return count
     start, end = _bounds(data, count)

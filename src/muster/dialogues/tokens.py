@@ -50,20 +50,21 @@ class Templates:
         self.end = tokenizer.eos_token_id
 
     def prompt(self, turns: Sequence[Turn]) -> list[int]:
-        """The tokens before an answer."""
+        """Return the tokens before an answer."""
         if turns[0].role == TEXT:
             tokens = self._tokens(turns[0].text, start=True)
             return tokens or [self.end]
         return [token for part in self._rendered(turns, None) for token in part.tokens]
 
     def answer(self, turns: Sequence[Turn], text: str) -> list[int]:
-        """An answer's tokens, with its end."""
+        """Return an answer's tokens, with its end."""
         if turns[0].role == TEXT:
             return [*self._tokens(text), self.end]
         return self._rendered(turns, text)[-1].tokens
 
     def parts(self, sample: Dialogue) -> list[TokenPart]:
-        """A sample's pieces in order: what is learned of several turns are all answers that are to be."""
+        """Return a sample's pieces in order. All answers of several turns are learned, unless a turn has
+        weight 0."""
         if sample.turns[0].role == TEXT:
             return [
                 TokenPart(self.prompt(sample.turns), False),
@@ -72,8 +73,8 @@ class Templates:
         return self._rendered(sample.turns, sample.answer or "")
 
     def _rendered(self, turns: Sequence[Turn], answer: str | None) -> list[TokenPart]:
-        """Messages through the template, cut where answers begin and end. `answer`: the last one; None: it is
-        still to come. Raises DataError where the template changes what it has already written."""
+        """Render messages through the template, cut where answers begin and end. `answer`: the last one;
+        None: it is still to come. Raises DataError where the template changes what it has already written."""
         messages = [{"role": turn.role, "content": turn.text} for turn in turns]
         learned = [*(turn.learned for turn in turns), True]
         if answer is not None:
@@ -92,18 +93,18 @@ class Templates:
         return parts
 
     def _new(self, before: str, after: str) -> list[int]:
-        """The tokens of what the template has added."""
+        """Return the tokens of what the template has added."""
         if not after.startswith(before):
             raise DataError(
-                "the tokenizer's chat template rewrites earlier turns, so no answer can be told apart",
+                "the tokenizer's chat template rewrites earlier turns, so no answer can be cut out",
                 where="data.template",
                 hint="data.template=plain, or samples of one question and one answer",
             )
         return self._tokens(after[len(before) :])
 
     def _ended(self, tokens: list[int]) -> tuple[list[int], list[int]]:
-        """An answer with its end, which is given to it where the template has none; and what the template has
-        behind that, which a model that stops at the end never writes."""
+        """Cut an answer behind its end, which it is given where the template has none. -> it, and what the
+        template has behind that: a model that stops at the end never writes it."""
         if self.end not in tokens:
             return [*tokens, self.end], []
         size = len(tokens) - tokens[::-1].index(self.end)
@@ -122,7 +123,8 @@ class Templates:
         return text
 
     def _tokens(self, text: str, *, start: bool = False) -> list[int]:
-        """`start`: with what the tokenizer puts before a text (Llama's and OPT's do), without its end."""
+        """Tokenize a text without its end. `start`: with what the tokenizer puts before a text (Llama's and
+        OPT's do)."""
         tokens: list[int] = self.tokenizer(text, add_special_tokens=start)["input_ids"]
         return tokens[:-1] if start and len(tokens) > 1 and tokens[-1] == self.end else tokens
 
@@ -155,7 +157,7 @@ def with_template(tokenizer: Any, *, chat: bool, template: str) -> list[str]:
 
 
 def closing(tokenizer: Any) -> int | None:
-    """The special token that the chat template puts behind an answer; None: none."""
+    """Return the special token that the chat template puts behind an answer; None: none."""
     example = [{"role": "user", "content": "question"}, {"role": ASSISTANT, "content": "answer"}]
     try:
         text: str = tokenizer.apply_chat_template(example, tokenize=False)
@@ -167,12 +169,12 @@ def closing(tokenizer: Any) -> int | None:
 
 
 def converses(tokenizer: Any) -> bool:
-    """Whether prompts are chat messages for a model with this tokenizer."""
+    """Return whether prompts are chat messages for a model with this tokenizer."""
     return bool(tokenizer.chat_template) and PROMPTS_NOTE not in tokenizer.init_kwargs
 
 
 def turns_of(tokenizer: Any, text: str, before: Sequence[Turn] = ()) -> tuple[Turn, ...]:
-    """A question as the saved model reads it. `before`: earlier turns of the conversation."""
+    """Return a question as the saved model reads it. `before`: earlier turns of the conversation."""
     if converses(tokenizer):
         return (*before, Turn("user", text))
     return (Turn(TEXT, "".join(turn.text for turn in before) + text),)
@@ -181,8 +183,8 @@ def turns_of(tokenizer: Any, text: str, before: Sequence[Turn] = ()) -> tuple[Tu
 def padded(
     rows: Sequence[Sequence[int]], pad: int, length: int | None = None, *, left: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows, length) tokens, and a mask that is 1 where there is one. `length`: None for the longest row's;
-    `left`: padding comes first, as models want it that go on with the rows."""
+    """Pad rows to (rows, length) tokens, and a mask that is 1 where there is one. `length`: None for the
+    longest row's; `left`: padding comes first, as models want it that go on with the rows."""
     length = length or max(map(len, rows))
     tokens = torch.full((len(rows), length), pad)
     mask = torch.zeros_like(tokens)
@@ -201,14 +203,14 @@ class Fitting:
         self.cut = 0
 
     def prompt(self, tokens: list[int], where: str) -> list[int]:
-        """A prompt that leaves room for an answer. Raises DataError."""
+        """Check that a prompt leaves room for an answer. -> it. Raises DataError."""
         if len(tokens) >= self.sequence:
             key = f"data.sequence={self.sequence:,}"
             raise prompt_too_long(len(tokens), self.sequence - 1, key, where)
         return tokens
 
     def answers(self, prompt: list[int], *answers: list[int]) -> list[list[int]]:
-        """Answers as far as they fit after the prompt."""
+        """Cut answers to what fits after the prompt."""
         room = self.sequence - len(prompt)
         self.cut += any(len(answer) > room for answer in answers)
         return [answer[:room] for answer in answers]
@@ -228,15 +230,15 @@ class Rows(Dataset[dict[str, Any]]):  # type: ignore[misc]
 
 
 def length_of(rows: Sequence[Sequence[int]], multiple: int) -> int:
-    """Of the longest row, rounded up to a multiple."""
+    """Return the length of the longest row, rounded up to a multiple."""
     return -(-max(map(len, rows)) // multiple) * multiple
 
 
 def usable(
     samples: Iterable[Dialogue], make: Callable[[Dialogue], T], errors: list[DataError] | None
 ) -> list[T]:
-    """What `make` makes of the samples. `errors` gains those of samples that cannot be used, with their
-    places; None: they are raised."""
+    """Make something of each sample. `errors` gains those of samples that cannot be used, with their places;
+    None: they are raised."""
     rows = []
     for sample in samples:
         try:
@@ -250,8 +252,8 @@ def usable(
 
 
 def pairs(samples: Sequence[Dialogue], templates: Templates, fitting: Fitting, errors: Any) -> Rows:
-    """Samples with two answers: prompt_ids, chosen_ids and rejected_ids (without the prompt), as TRL calls
-    them."""
+    """Tokenize samples with two answers: prompt_ids, chosen_ids and rejected_ids (without the prompt), as TRL
+    calls them."""
 
     def make(sample: Dialogue) -> dict[str, list[int]]:
         prompt = fitting.prompt(templates.prompt(sample.turns), sample.where)
@@ -282,7 +284,7 @@ class PreferenceCollator:
     multiple: int = 1
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """input_ids, attention_mask and completion_mask, each (2 x batch, length)."""
+        """Return input_ids, attention_mask and completion_mask, each (2 x batch, length)."""
         names = ("chosen_ids", "rejected_ids")
         both = [(row["prompt_ids"], row[name], row.get("ignored")) for name in names for row in rows]
         whole = [[*prompt, *answer] for prompt, answer, _ in both]
@@ -294,7 +296,7 @@ class PreferenceCollator:
 
 
 def count_pairs(inputs: Mapping[str, Any]) -> Counts:
-    """A pair is one sample; the tokens are those of both of its texts."""
+    """Count a pair as one sample; the tokens are those of both of its texts."""
     mask = inputs["attention_mask"]
     return Counts(int(mask.shape[0]) // 2, mask.sum(), mask.numel())
 
@@ -302,7 +304,8 @@ def count_pairs(inputs: Mapping[str, Any]) -> Counts:
 def learned(
     samples: Sequence[Dialogue], templates: Templates, fitting: Fitting, what: str, errors: Any
 ) -> Rows:
-    """Samples with input_ids and labels. `what`: answers, last (the last answer alone), or everything."""
+    """Tokenize samples into input_ids and labels. `what`: answers, last (the last answer alone), or
+    everything."""
 
     def make(sample: Dialogue) -> dict[str, list[int]]:
         parts = templates.parts(sample)
@@ -320,8 +323,8 @@ def learned(
 
 
 def packed(rows: Rows, sequence: int) -> Rows:
-    """Several samples in each row of at most `sequence` tokens, the longest first, each into a row that it
-    fills best (best-fit decreasing). `sizes` says where one ends and the next begins."""
+    """Pack several samples into each row of at most `sequence` tokens, the longest first, each into a row
+    that it fills best (best-fit decreasing). `sizes` has the length of each."""
     room: list[int] = []  # of each row
     bins: list[list[int]] = []
     by_room: list[deque[int]] = [deque() for _ in range(sequence + 1)]  # so that no row is looked for
@@ -363,7 +366,7 @@ class LearnedCollator:
     pads: bool = False
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """(batch, length) input_ids, labels and attention_mask; of packed rows also position_ids."""
+        """Return (batch, length) input_ids, labels and attention_mask; of packed rows also position_ids."""
         texts = [row["input_ids"] for row in rows]
         length = self.fixed or length_of(texts, self.multiple)
         inputs, mask = padded(texts, self.pad, length)
@@ -383,21 +386,21 @@ class LearnedCollator:
 
 
 def positions_of(sizes: Sequence[Sequence[int]], length: int) -> torch.Tensor:
-    """(batch, length) positions in rows of samples of these sizes: they begin anew in each, and in what pads
-    the row."""
+    """Return (batch, length) positions in rows of samples of these sizes: they begin anew in each, and in
+    what pads the row."""
     return torch.stack(
         [torch.cat([torch.arange(size) for size in (*row, length - sum(row))]) for row in sizes]
     )
 
 
 def apart(positions: torch.Tensor) -> torch.Tensor:
-    """(batch, 1, length, length) masks of packed rows, true where a token may look: at its own sample, up to
-    itself."""
+    """Return (batch, 1, length, length) masks of packed rows, true where a token may look: at its own sample,
+    up to itself."""
     samples = (positions == 0).cumsum(1)
     return (samples[:, :, None] == samples[:, None, :]).tril()[:, None]
 
 
 def count_learned(inputs: Mapping[str, Any]) -> Counts:
-    """A row is a sample, also where several are packed in it."""
+    """Count a row as a sample, also where several are packed in it."""
     mask = inputs["attention_mask"]
     return Counts(int(mask.shape[0]), mask.sum(), mask.numel())

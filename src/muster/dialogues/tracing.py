@@ -19,7 +19,7 @@ from muster.worker.tracing.tasks import Inputs, TraceTask, Vocabulary, tokens_of
 
 
 def make_decoder(context: Context, request: TraceRequest, config: dict[str, Any]) -> Any:
-    """The model that is trained."""
+    """Make the model that is trained."""
     return make_model(context, make_config(context.recipe, None), None)
 
 
@@ -38,7 +38,8 @@ def _reward_model(context: Context, request: TraceRequest, config: dict[str, Any
 
 
 def batches_of(sequences: int, *more: str) -> Callable[[TraceRequest, Any, int], Inputs]:
-    """As dialogues/tokens.py collates. `sequences`: of a sample; `more`: names of further tensors."""
+    """Make batches as dialogues/tokens.py collates them. `sequences`: of a sample; `more`: names of further
+    tensors."""
 
     def batch(request: TraceRequest, model: Any, samples: int) -> Inputs:
         names = ("input_ids", *more, "attention_mask")
@@ -48,20 +49,20 @@ def batches_of(sequences: int, *more: str) -> Callable[[TraceRequest, Any, int],
 
 
 def _reward_loss(forward: Callable[..., Any], inputs: Inputs) -> torch.Tensor:
-    """As TRL's RewardTrainer."""
+    """Compute the loss of TRL's RewardTrainer."""
     chosen, rejected = forward(**inputs, use_cache=False).logits.squeeze(-1).chunk(2)
     return -torch.nn.functional.logsigmoid(chosen - rejected).mean()
 
 
 def _log_probs_loss(forward: Callable[..., Any], inputs: Inputs) -> torch.Tensor:
-    """What all objectives rest on; what they make of it is small."""
+    """Compute the log-probabilities that all objectives rest on; what they make of them is small."""
     sums: torch.Tensor = forward(**inputs, labels=inputs["input_ids"], fused_lm_head=True).log_probs
     return -sums.sum()
 
 
 @contextmanager
 def _tiles(model: Any, request: TraceRequest, several: bool) -> Iterator[None]:
-    """Inside, TRL's tiles of logits are as large as they are in memory, and their products count.
+    """Let TRL's tiles of logits be as large inside as they are in memory, and their products count.
 
     On CPUs columns beyond the vocabulary are never written to. On GPUs a kernel of Triton's works in place
     (trl/kernels/chunked_logprob.py), and the product itself adds gradients up in fp32. `several`: there are
@@ -95,7 +96,7 @@ def _changed(stack: ExitStack, module: Any, name: str, value: Any) -> None:
 
 
 def _compared(sequences: int) -> TraceTask:
-    """A decoder that is trained by log-probabilities. `sequences`: of a sample."""
+    """Describe a decoder that is trained by log-probabilities. `sequences`: of a sample."""
     return TraceTask(
         _compared_model,
         batches_of(sequences),

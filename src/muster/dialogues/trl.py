@@ -8,6 +8,7 @@ from typing import Any
 import datasets
 import torch
 
+from muster.worker.mixin import BeforeTrainer
 from muster.worker.trainer import TrainerBase
 
 REFERENCE = "ref"  # TRL's name of a copy of the adapters
@@ -19,31 +20,31 @@ class TrlTrainer(TrainerBase):
     def __init__(
         self, *, train_dataset: Any, eval_dataset: Any, data_collator: Any = None, **more: Any
     ) -> None:
-        """TRL looks whether it has a data set of the datasets library, and at its first row. It is given one
-        row; what is trained on is put in its place."""
+        """Give TRL one row as a data set of the datasets library, for which it looks, and put what is trained
+        on in its place afterwards."""
         if data_collator is not None:  # trainers that generate have their own
             more["data_collator"] = data_collator
         first = datasets.Dataset.from_list([dict(train_dataset[0])])
         held = None if eval_dataset is None else first
-        super().__init__(train_dataset=first, eval_dataset=held, **more)  # type: ignore[call-arg]
+        super().__init__(train_dataset=first, eval_dataset=held, **more)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        if REFERENCE in getattr(self.model, "peft_config", ()):  # type: ignore[attr-defined]
+        if REFERENCE in getattr(self.model, "peft_config", ()):
             # A copy of the adapters as they begin. They begin at zero, so the model without them is the same,
             # and TRL takes it where there is no copy.
-            self.model.delete_adapter(REFERENCE)  # type: ignore[attr-defined]
+            self.model.delete_adapter(REFERENCE)
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
-        """Made of tokens already."""
+        """Return the data set: it is made of tokens already."""
         return dataset
 
     def _send_telemetry(self) -> None:
-        """TRL 1.16 tells the hub which trainer runs on which device. Muster sends nothing unasked."""
+        """Send nothing. TRL 1.16 reports to the hub which trainer runs on which device."""
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
-        """The run folder says all of it."""
+        """Write nothing: the run folder has it all."""
 
 
-class Means:
+class Means(BeforeTrainer):  # type: ignore[misc]
     """Goes before a Transformers trainer among the base classes: means of figures over all ranks since the
     last log, whose sums stay on the device until then."""
 
@@ -53,8 +54,8 @@ class Means:
         return {}
 
     def see(self, name: str, total: torch.Tensor | float, count: torch.Tensor | float) -> None:
-        """A part of a figure. Numbers are written by the device: a copy of them would be waited for."""
-        device = self.accelerator.device  # type: ignore[attr-defined]
+        """Add a part of a figure. Numbers are written by the device: a copy of them would be waited for."""
+        device = self.accelerator.device
         both = [
             each.double()
             if isinstance(each, torch.Tensor)
@@ -64,10 +65,9 @@ class Means:
         self._sums[name] = self._sums.get(name, 0) + torch.stack(both)
 
     def log(self, logs: dict[str, float], *rest: Any) -> None:
-        """With the figures' means since the last log of training."""
+        """Log the figures' means since the last log of training as well."""
         if "loss" in logs and self._sums:
-            accelerator: Any = self.accelerator  # type: ignore[attr-defined]
-            sums = accelerator.reduce(torch.stack(list(self._sums.values())), "sum").tolist()
+            sums = self.accelerator.reduce(torch.stack(list(self._sums.values())), "sum").tolist()
             logs |= {name: total / count for name, (total, count) in zip(self._sums, sums, strict=True)}
             self._sums.clear()
-        super().log(logs, *rest)  # type: ignore[misc]
+        super().log(logs, *rest)

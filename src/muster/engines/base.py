@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from types import ModuleType
 from typing import Any, ClassVar
 
 from muster.core.batch import Batch
@@ -15,7 +14,7 @@ from muster.core.hardware.devices import WIDE
 from muster.core.job import Decision, Facts, Job, Placement
 from muster.core.recipe import Engine, Recipe
 from muster.core.recipes import validate
-from muster.core.registry import ENGINES, declared, guarded, held_to, load_plugin, own_plugins
+from muster.core.registry import ENGINES, declared, guarded, held_to, own_plugins
 from muster.core.trace import Arithmetic, Parameter
 from muster.engines.spread import ModelSpread, Tensors
 from muster.engines.states import States
@@ -27,7 +26,7 @@ class Fixed:
     """What a configuration of the user's own fixes: `merged` puts it into the recipe.
 
     `batch`: any of micro, accumulation, global; `train`: fields of the recipe's `train`; `optimizer`: the
-    name of one that is no Adam, of which the betas and the epsilon in `train` alone are known; `schedule`:
+    name of one that is no Adam, whose betas and epsilon are known where `train` has them; `schedule`:
     the learning rate follows a schedule of the engine's; `rise`: the key and the steps in which that rises to
     its peak, None: those of the recipe; `stage`: ZeRO's; `spread`: how the model is spread, so that no plan
     changes that.
@@ -45,8 +44,8 @@ class Fixed:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """The answers of an engine of which nothing is known but its runtime: the whole model on every rank, with
-    the Trainer's optimizer, and nothing that can be planned. `name`: as a recipe says it."""
+    """Answer for an engine that has a runtime and no spec: the whole model on every rank, with the Trainer's
+    optimizer, and nothing that can be planned. `name`: as a recipe says it."""
 
     name: str
 
@@ -75,7 +74,8 @@ class EngineSpec:
     copies: ClassVar[int] = 4  # times a gradient is read and written: into a bucket, averaged, out again
 
     def extras(self, recipe: Recipe) -> tuple[str, ...]:
-        """Packages that the first rank imports for this recipe and not for others. Raises RecipeError."""
+        """Name packages that the first rank imports for this recipe and not for others. Raises
+        RecipeError."""
         return ()
 
     # --- words -------------------------------------------------------------------------------------------
@@ -86,16 +86,16 @@ class EngineSpec:
         return self.title or self.name
 
     def words(self, stage: int) -> str:
-        """For a sentence: DDP, ZeRO-3."""
+        """Name the engine in a sentence: DDP, ZeRO-3."""
         return f"ZeRO-{stage}" if self.stages else self.called
 
     def label(self, stage: int | str, group: int = 0) -> str:
-        """For a column: ddp, deepspeed ZeRO-3, fsdp in groups of 8."""
+        """Name it in a column: ddp, deepspeed ZeRO-3, fsdp in groups of 8."""
         grouped = f" in groups of {group}" if group else ""
         return (f"{self.name} ZeRO-{stage}" if self.stages else self.name) + grouped
 
     def described(self, engine: Engine) -> str:
-        """A recipe's section, for a column."""
+        """Name a recipe's section in a column."""
         named = self.label(engine.zero, engine.group or 0)
         return named + (" + offload" if engine.offload != "none" else "")
 
@@ -150,15 +150,15 @@ class EngineSpec:
             )
 
     def given(self, recipe: Recipe) -> Fixed:
-        """What the user's own configuration for the engine fixes. Raises RecipeError."""
+        """Return what the user's own configuration for the engine fixes. Raises RecipeError."""
         return Fixed()
 
     def fixed(self, config: Mapping[str, Any]) -> Fixed:
-        """The same of a whole configuration, as `config` made it."""
+        """Return the same of a whole configuration, as `config` made it."""
         return Fixed()
 
     def decisions(self, recipe: Recipe) -> list[Decision]:
-        """What it fixes, for the plan."""
+        """Return what it fixes, as decisions of the plan."""
         return []
 
     def uncounted(self, recipe: Recipe, precision: str) -> list[str]:
@@ -170,86 +170,90 @@ class EngineSpec:
         known."""
 
     def open_stages(self, recipe: Recipe) -> Sequence[int | None]:
-        """The stages that the recipe leaves open, mildest first; None: as it is. Raises RecipeError."""
+        """Return the stages that the recipe leaves open, mildest first; None: as it is. Raises
+        RecipeError."""
         return (None,)
 
     def config(self, recipe: Recipe, batch: Batch, precision: str) -> dict[str, Any] | None:
-        """The configuration that the engine reads, as its JSON; None: it has none. Raises RecipeError."""
+        """Make the configuration that the engine reads, as its JSON; None: it has none. Raises
+        RecipeError."""
         return None
 
     def filled(self, config: Mapping[str, Any], recipe: Recipe, width: int | None) -> dict[str, Any]:
-        """The same with what it leaves to the recipe. `width`: the model's hidden size; None: not known."""
+        """Fill in what a configuration leaves to the recipe. `width`: the model's hidden size; None: not
+        known."""
         return dict(config)
 
     def compiles(self, section: Mapping[str, Any]) -> bool:
-        """Whether it compiles operators at the first step. `section`: `engine` of a recipe."""
+        """Return whether it compiles operators at the first step. `section`: `engine` of a recipe."""
         return False
 
     # --- how the model is spread -------------------------------------------------------------------------
 
     def spread_of(self, recipe: Recipe, precision: str, width: int) -> dict[str, Any]:
-        """Fields of ModelSpread that a recipe decides, as the engine will read its configuration."""
+        """Return fields of ModelSpread that a recipe decides, as the engine will read its configuration."""
         return {}
 
     def sizes(self, stage: int, width: int) -> dict[str, Any]:
-        """Fields of ModelSpread that Muster's own configuration has at a stage."""
+        """Return fields of ModelSpread that Muster's own configuration has at a stage."""
         return {"bucket": 0}
 
     def lighter(self, stage: int, offload: str) -> Iterator[dict[str, str]]:
-        """Overrides with which ranks hold less, mildest first."""
+        """Yield overrides with which ranks hold less, mildest first."""
         yield from ()
 
     def casts_model(self, ranks: int = 2) -> bool:
-        """Whether the model itself, and what is exchanged of it, is in the chosen precision; else it stays
-        in fp32 and autocast makes copies."""
+        """Return whether the model itself, and what is exchanged of it, is in the chosen precision; else it
+        stays in fp32 and autocast makes copies."""
         return False
 
     def arithmetic(self, precision: str, ranks: int, *, whole: bool = False) -> Arithmetic:
-        """What the passes compute in. `whole`: the recipe's computes_half."""
+        """Return what the passes compute in. `whole`: the recipe's computes_half."""
         if precision in WIDE:
             return "fp32"
         return "half" if whole or self.casts_model(ranks) else "autocast"
 
     def exchanged(self, spread: ModelSpread) -> int:
-        """Bytes of a value as it is exchanged."""
+        """Return the bytes of a value as it is exchanged."""
         return spread.element if self.casts_model() else spread.kept
 
     def weight_bytes(self, spread: ModelSpread) -> int:
-        """Bytes of a weight as a rank keeps it."""
+        """Return the bytes of a weight as a rank keeps it."""
         return spread.kept
 
     def shards_weights(self, stage: int, ranks: int = 2) -> bool:
-        """Whether a rank holds a part of the weights."""
+        """Return whether a rank holds a part of the weights."""
         return False
 
     def optimizer_parts(self, spread: ModelSpread) -> int:
-        """Ranks that the optimizer's states are cut over; 1: each holds all."""
+        """Return how many ranks the optimizer's states are cut over; 1: each holds all."""
         return 1
 
     def states(self, spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States | None:
-        """What a rank holds; rank None: the one that holds most. None: not known."""
+        """Count what a rank holds; rank None: the one that holds most. None: not known."""
         return None
 
     def gathers_to_draw(self, spread: ModelSpread, tensors: Tensors) -> int | None:
-        """Bytes of weights that a rank gathers beside its own to draw answers; None: as in any pass."""
+        """Return bytes of weights that a rank gathers beside its own to draw answers; None: as in any
+        pass."""
         return None
 
     def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic | None:
-        """What several ranks exchange per optimizer step. None: not known."""
+        """List what several ranks exchange per optimizer step. None: not known."""
         return None
 
     def handling(self, parameters: Sequence[Parameter], stage: int) -> float:
-        """Seconds per micro-step that its own Python takes for these tensors, beyond PyTorch's."""
+        """Return the seconds per micro-step that its own Python takes for these tensors, beyond PyTorch's."""
         return 0.0
 
     def in_turn(self, stage: int) -> float:
-        """What share of a micro-step's computation on a GPU waits for this engine's Python, rather than run
-        beside it."""
+        """Return the share of a micro-step's computation on a GPU that waits for this engine's Python, rather
+        than run beside it."""
         return 0.0
 
     def crossings(self, spread: ModelSpread) -> int:
-        """How often gradients and new weights of an optimizer step cross the bus to an optimizer in host
-        memory: down and up."""
+        """Return how often gradients and new weights of an optimizer step cross the bus to an optimizer in
+        host memory: down and up."""
         return 2 if spread.moves_optimizer else 1
 
     # --- checkpoints -------------------------------------------------------------------------------------
@@ -257,7 +261,7 @@ class EngineSpec:
     def cannot_resume(
         self, recipe: Recipe, before: Job, places: Sequence[Placement], facts: Facts
     ) -> tuple[str, str] | None:
-        """Why these ranks cannot read a checkpoint of the job `before`, and a hint; None: they can."""
+        """Return why these ranks cannot read a checkpoint of the job `before`, and a hint; None: they can."""
         if self.whole_checkpoints or sum(place.slots for place in places) == before.world_size:
             return None
         return f"{self.name} does not say that it can", f"hosts with {before.world_size} slots in all"
@@ -305,21 +309,17 @@ def merged(recipe: Recipe) -> Recipe:
 
 @cache
 def spec_of(name: str) -> EngineSpec:
-    """What the engine of this name answers. Raises UsageError with near names, and BrokenPluginError."""
+    """Return the spec of the engine of this name. Raises UsageError with near names, and
+    BrokenPluginError."""
     with guarded(ENGINES, name):
         return held_to(ENGINES, name, declared(ENGINES, name, "SPEC", EngineSpec), EngineSpec)(name)
 
 
-def runtime_of(name: str) -> ModuleType:
-    """What ranks run of it. Raises UsageError with near names."""
-    return load_plugin(ENGINES, name, "runtime")
-
-
 def own_specs() -> list[EngineSpec]:
-    """Of Muster's own engines, by name."""
+    """Return the specs of Muster's own engines, by name."""
     return [spec_of(name) for name in sorted(own_plugins(ENGINES))]
 
 
 def packages() -> tuple[str, ...]:
-    """What ranks of any of Muster's own engines import, beside what all of them do."""
+    """Name what ranks of any of Muster's own engines import, beside what all of them do."""
     return tuple(dict.fromkeys(each for spec in own_specs() for each in spec.packages))

@@ -58,7 +58,7 @@ class ModelSpread:
     (`reuse`: max_reuse_distance); `sums`, `sent`: bytes of a gradient as DeepSpeed adds it up and sends it,
     None: as it comes; `ratio`: of ZeRO-3's sub-groups, those whose states leave the device with the
     optimizer; `overlap`: overlap_comm; `pins`: host memory is page-locked; `clips`: the
-    ranks agree on the gradients' norm, which FSDP's do without clipping too (Transformers tells it in either
+    ranks agree on the gradients' norm, which FSDP's do without clipping too (Transformers logs it in either
     case: trainer.py, _get_grad_norm); `counts`: the ranks agree on the number of tokens of a step.
     """
 
@@ -146,7 +146,8 @@ class ModelSpread:
         return self.together or self.moves_optimizer
 
     def optimizer_groups(self, tensors: Tensors) -> list[Tensors]:
-        """The optimizer's groups of trained parameters, in the model's order: with weight decay, and without.
+        """Return the optimizer's groups of trained parameters, in the model's order: with weight decay, and
+        without.
 
         Source: transformers/trainer.py and worker/trainer.py, create_optimizer.
         """
@@ -157,7 +158,7 @@ class ModelSpread:
         return [group for group in (decayed, plain) if group]
 
     def pinned(self, size: int) -> int:
-        """Bytes of host memory for a page-locked block: torch rounds it up to a power of two
+        """Return the bytes of host memory for a page-locked block: torch rounds it up to a power of two
         (ATen/core/CachingHostAllocator.h, allocate). On CPUs nothing is pinned."""
         if self.device != "cuda" or not self.pins:
             return size
@@ -165,5 +166,5 @@ class ModelSpread:
 
 
 def trained(tensors: Tensors) -> Tensors:
-    """Those that the optimizer changes."""
+    """Pick the tensors that the optimizer changes."""
     return tuple(each for each in tensors if each.trained and each.numel)

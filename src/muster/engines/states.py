@@ -1,7 +1,7 @@
 """The bytes that a spread model comes to: what engines' accounts share. Pure.
 
-Bytes are of storages, as an engine allocates them, padding included. Where nothing else is said, a figure is
-exact.
+Bytes are of storages, as an engine allocates them, padding included. A figure is exact unless its
+docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class States:
 
 
 def added(*all_: Parts) -> Parts:
-    """Parts of the same name become one; what is 0 is left out."""
+    """Add up parts of the same name; what is 0 is left out."""
     total: Parts = {}
     for parts in all_:
         for name, value in parts.items():
@@ -48,23 +48,23 @@ def added(*all_: Parts) -> Parts:
 
 
 def elements(tensors: Iterable[Parameter]) -> int:
-    """How many there are in all."""
+    """Count all elements."""
     return sum(each.numel for each in tensors)
 
 
 def largest(tensors: Iterable[Parameter]) -> int:
-    """Elements of the largest tensor; 0 where there is none."""
+    """Count the elements of the largest tensor; 0 where there is none."""
     return max((each.numel for each in tensors), default=0)
 
 
 def up(number: int, multiple: int) -> int:
-    """Rounded up to a multiple."""
+    """Round up to a multiple."""
     return -(-number // multiple) * multiple
 
 
 def unspread(spread: ModelSpread, tensors: Tensors) -> States:
-    """Of a rank that trains the whole model by itself, with PyTorch alone. In half precision autocast keeps
-    copies of the weights, which are the passes'; not where they are in nothing else."""
+    """Count a rank that trains the whole model by itself, with PyTorch alone. In half precision autocast
+    keeps copies of the weights, which are the passes'; not where they are in nothing else."""
     own, kept = elements(trained(tensors)), spread.kept
     gradients = {"gradients": kept * own}
     backward = {"gradients in flight": kept * largest(trained(tensors))}  # one more, before it is added

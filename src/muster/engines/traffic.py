@@ -60,12 +60,12 @@ class Traffic:
     reduces_hide: bool = False
 
     def calls(self) -> Iterator[Call]:
-        """Every call of an optimizer step."""
+        """Yield every call of an optimizer step."""
         for call, times in self.counted():
             yield from [call] * times
 
     def counted(self) -> Iterator[tuple[Call, int]]:
-        """The calls of an optimizer step, and how often each is made."""
+        """Yield the calls of an optimizer step, and how often each is made."""
         for passes, times in ((self.early, self.micro_steps - 1), (self.last, 1)):
             for segment in (*passes.forward, *passes.backward) if times else ():
                 yield from ((call, times) for call in (*segment.gathers, *segment.reduces))
@@ -73,10 +73,10 @@ class Traffic:
 
 
 def counting(spread: ModelSpread) -> list[Call]:
-    """What the trainer itself exchanges in a step, whatever the engine: how many tokens it has."""
+    """List what the trainer itself exchanges in a step, whatever the engine: how many tokens it has."""
     return [Call("all-gather", COUNT_BYTES * spread.ranks)] if spread.counts else []
 
 
 def reducing(size: int, whole: int) -> Segment:
-    """A bucket of so many bytes of the `whole` that a backward pass reduces."""
+    """Make the segment of a bucket of so many bytes of the `whole` that a backward pass reduces."""
     return Segment(size / whole, (), (Call("all-reduce", size),))

@@ -168,7 +168,7 @@ def with_code(by_host: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]
     return {
         host: {
             **order,
-            "host": {**order["host"], "code": marks() if "each" in order["host"] else code()},
+            "host": {**order["host"], "code": progress_code() if "each" in order["host"] else code()},
         }
         for host, order in by_host.items()
     }
@@ -187,14 +187,14 @@ def code() -> str:
         each for each in paths if each.suffix in (".py", ".json", ".gz") and "__pycache__" not in each.parts
     ]
     names = {f"muster/{path.relative_to(_ROOT).as_posix()}": path for path in files}
-    own = {f"muster/{name}.py": _ROOT / f"{name}.py" for name in ("__init__", "marks")}
+    own = {f"muster/{name}.py": _ROOT / f"{name}.py" for name in ("__init__", "progress")}
     return _zipped({**own, **names, **_INSIDE})
 
 
 @cache
-def marks() -> str:
+def progress_code() -> str:
     """What a program that is not Muster's own can import of it: muster.step and so on. As `code`."""
-    return _zipped({"muster/__init__.py": _ROOT / "marks.py", **_INSIDE})
+    return _zipped({"muster/__init__.py": _ROOT / "progress.py", **_INSIDE})
 
 
 def _zipped(files: Mapping[str, Path]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def die_with_parent() -> None:
-    """Linux ends this rank when the agent is gone, even by SIGKILL."""
+    """Let Linux end this rank when its agent is gone, even by SIGKILL."""
     parent = os.getppid()
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -31,7 +31,7 @@ def main() -> int:
 
     gc.enable()
     code = run(spec)
-    if code == 0:  # all is said and on disk; threads of a library that end in the wrong order undo none of it
+    if code == 0:  # all events are on disk; threads of a library that end in the wrong order undo none of it
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -15,7 +15,7 @@ NEVER = 1 << 62  # a step that no run reaches
 
 
 def training_arguments(context: Context) -> dict[str, Any]:
-    """Keyword arguments; an engine's come on top."""
+    """Return the recipe's settings as keyword arguments; an engine's come on top."""
     recipe = context.recipe
     train, checkpoint, evaluate = recipe.train, recipe.checkpoint, recipe.evaluate
     arguments: dict[str, Any] = {
@@ -72,6 +72,7 @@ def training_arguments(context: Context) -> dict[str, Any]:
 
 
 def with_engine(arguments: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Training arguments with an engine's own on top; of Accelerate's settings each by itself."""
+    """Lay an engine's own training arguments over those of the recipe; of Accelerate's settings each by
+    itself."""
     name = "accelerator_config"
     return {**arguments, **own, name: {**arguments[name], **own.get(name, {})}}

@@ -72,8 +72,8 @@ def _cast(model: Any, own: Callable[..., Any], *given: Any, **named: Any) -> Any
 
 
 def _checkpoint(model: Any, setting: Callable[..., None], *given: Any, **named: Any) -> None:
-    """Transformers' own; each layer is then computed again with the weights of its first time, in a backward
-    pass where the model has its weights in fp32."""
+    """Switch checkpointing as Transformers does. Each layer is then computed again with the weights of its
+    first time, in a backward pass where the model has its weights in fp32."""
     setting(*given, **named)
     for layer in model.modules():
         if again := vars(layer).get("_gradient_checkpointing_func"):
@@ -87,13 +87,13 @@ def _twice(layer: Any, again: Callable[..., Any], *given: Any, **named: Any) -> 
 
 
 def _contexts(layer: Any) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Of the first time, which is now, and of the second."""
+    """Return the contexts of a layer's first computation, which is now, and of the second."""
     weights = dict(layer.named_parameters())
     return nullcontext(), _reparametrize_module(layer, weights, tie_weights=True)
 
 
 def arithmetic_of(context: Context) -> str:
-    """What matrix products compute in: fp32, tf32, bf16 or fp16."""
+    """Return what matrix products compute in: fp32, tf32, bf16 or fp16."""
     if context.precision not in WIDE or context.device != "cuda":
         return context.precision
     forced = {"0": "fp32", "1": "tf32"}.get(os.environ.get(FORCED, ""))
@@ -101,7 +101,7 @@ def arithmetic_of(context: Context) -> str:
 
 
 def tf32_is_on() -> bool:
-    """Whether products of fp32 matrices compute in tf32."""
+    """Return whether products of fp32 matrices compute in tf32."""
     backends = torch.backends
     precision = getattr(backends.cuda.matmul, "fp32_precision", None)
     if precision is None:

@@ -37,7 +37,7 @@ def main() -> int:
         try:
             if model is None:
                 model = _Model(json.loads(line))
-                say(ready=model.device, converses=bool(getattr(model.answerer, "converses", False)))
+                say(ready=model.device, converses=bool(model.answerer.converses))
             else:
                 model.answer(json.loads(line), say)
         except MusterError as error:
@@ -51,30 +51,28 @@ class _Model:
     def __init__(self, request: dict[str, Any]) -> None:
         import torch
 
+        from muster.worker.answering import load_answerer
+
         self.recipe = recipe_from(request["recipe"])
         self.workload: Any = load_plugin(WORKLOADS, self.recipe.workload, "train")
         self.device = "cuda" if torch.cuda.is_available() and self.recipe.launch.device != "cpu" else "cpu"
         self.cache = Path(request["cache"])
-        self.answerer = self.workload.Answerer(Path(request["model"]), self.recipe, self.device)
+        self.answerer: Any = load_answerer(self.workload, Path(request["model"]), self.recipe, self.device)
 
     def answer(self, request: dict[str, Any], say: Say) -> None:
-        """Answer request["questions"]; where there are none, the held-out set.
-
-        A workload whose held-out set is not questions has `score` for it.
-        """
+        """Answer request["questions"]; where there are none, the held-out set."""
         if "questions" in request:
             before = [tuple(turn) for turn in request.get("before", ())]
             self._answer(request["questions"], say, before, stream=request["stream"])
-        elif hasattr(self.workload, "score"):
-            figures = self.workload.score(self.answerer, self.cache, request["limit"])
+        elif (figures := self.answerer.score(self.cache, request["limit"])) is not None:
             say(done={"seconds": figures.pop("seconds"), "figures": figures})
         else:
             self._evaluate(request["limit"], say)
 
     def _answer(self, questions: list[str], say: Say, before: list[tuple[str, ...]], *, stream: bool) -> None:
-        if hasattr(self.answerer, "streamer") and getattr(self.answerer, "tokenizer", None) is not None:
-            alone = stream and len(questions) == 1 and self.recipe.evaluate.beams == 1
-            self.answerer.streamer = _Pieces(self.answerer.tokenizer, say) if alone else None
+        alone = stream and len(questions) == 1 and self.recipe.evaluate.beams == 1
+        pieces = alone and self.answerer.tokenizer is not None
+        self.answerer.streamer = _Pieces(self.answerer.tokenizer, say) if pieces else None
         more = {"before": before} if before else {}
         answers, seconds = self.answerer.answer(questions, **more)
         for question, predicted in zip(questions, answers, strict=True):
@@ -96,34 +94,34 @@ class _Model:
         answers, seconds = self.answerer.answer([each.question for each in held])
         for each in judge(held, answers):
             say(row=vars(each))
-        metric = getattr(self.workload, "METRIC", self.recipe.metric)
-        say(done={"seconds": seconds, "metric": metric, "notes": notes})
+        say(done={"seconds": seconds, "metric": self.recipe.metric, "notes": notes})
 
 
 class _Pieces:
-    """Says an answer's text token by token: one of Transformers' streamers, which first hear the prompt."""
+    """Say an answer's text token by token. Transformers' generate calls a streamer's `put` with the prompt
+    first, and `end` at last."""
 
     def __init__(self, tokenizer: Any, say: Say) -> None:
         self.tokenizer, self.say = tokenizer, say
         self.tokens: list[int] | None = None
-        self.said = ""
+        self.shown = ""
 
     def put(self, tokens: Any) -> None:
-        """Hear the prompt, or the next token. A character may need several: half of one is not said."""
+        """Take the prompt, or the next token. A character may need several: half of one is not shown."""
         if self.tokens is None:
             self.tokens = []
             return
         self.tokens += tokens.reshape(-1).tolist()
         words = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         text = self.tokenizer.decode(self.tokens, **words)
-        if text.startswith(self.said) and not text.endswith("\ufffd"):
-            piece, self.said = text[len(self.said) :], text
+        if text.startswith(self.shown) and not text.endswith("\ufffd"):
+            piece, self.shown = text[len(self.shown) :], text
             if piece:
                 self.say(piece=piece)
 
     def end(self) -> None:
-        """The answer is whole."""
-        self.tokens, self.said = None, ""
+        """Begin anew: the answer is whole."""
+        self.tokens, self.shown = None, ""
 
 
 if __name__ == "__main__":

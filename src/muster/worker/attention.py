@@ -38,12 +38,12 @@ def unmask(model: Any, longest: int) -> bool:
 
 
 def is_unmasked(model: Any) -> bool:
-    """Whether `unmask` has changed a model."""
+    """Return whether `unmask` has changed a model."""
     return bool(model.config._attn_implementation == UNMASKED)
 
 
 def _sees_whole(config: Any, longest: int) -> bool:
-    """Whether every layer sees a whole row."""
+    """Return whether every layer sees a whole row."""
     full, windowed = "full_attention", "sliding_attention"
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or [windowed if window else full])

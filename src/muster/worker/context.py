@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from muster.core.batch import Batch
 from muster.core.job import ENGINE_CONFIG
 from muster.core.recipe import Recipe, recipe_from
-from muster.engines.base import EngineSpec, runtime_of, spec_of
-from muster.marks import Pulse
+from muster.engines.base import EngineSpec, spec_of
+from muster.progress import Pulse
 from muster.store import events
+from muster.worker.engine import EngineRuntime, runtime_of
 
 # For tests: "1" lets a rank that is alone form a group, so that one device runs what many would.
 GROUP_OF_ONE = "MUSTER_GROUP_OF_ONE"
+CHECKPOINT = "checkpoint-"  # and the step: the name of a checkpoint's folder, as Transformers has it
 
 
 class Emitter:
@@ -65,12 +65,12 @@ class Context:
 
     @property
     def spec(self) -> EngineSpec:
-        """What the recipe's engine answers."""
+        """The recipe's engine, as the control side asks it."""
         return spec_of(self.recipe.engine.name)
 
     @property
-    def engine(self) -> ModuleType:
-        """What ranks run of it."""
+    def engine(self) -> EngineRuntime:
+        """The recipe's engine, as ranks run it."""
         return runtime_of(self.recipe.engine.name)
 
     @property
@@ -89,9 +89,23 @@ class Context:
         return self.rank == 0 if self.shared else self.local_rank == 0
 
     @property
+    def padding_multiple(self) -> int:
+        """What padded lengths are multiples of: tensor cores want 8; on a CPU it is only work."""
+        return 8 if self.device == "cuda" else 1
+
+    @property
     def checkpoints(self) -> Path:
         """Where checkpoints go on this host."""
         return self.base / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        """Return the folder of a step's checkpoint."""
+        return self.checkpoints / f"{CHECKPOINT}{step}"
+
+    @property
+    def resumed(self) -> Path | None:
+        """The checkpoint that the job goes on from; None: it begins."""
+        return self.checkpoint(self.resume_step) if self.resume_step else None
 
     @property
     def model(self) -> Path:
@@ -105,7 +119,7 @@ class Context:
 
 
 def read_context(spec: dict[str, Any]) -> Context:
-    """A rank's context from spec.json and the environment that its agent gave it."""
+    """Return a rank's context from spec.json and the environment that its agent gave it."""
     job = spec["job"]
     rank = int(os.environ["RANK"])
     place = Path(spec["place"])
@@ -119,7 +133,7 @@ def read_context(spec: dict[str, Any]) -> Context:
         shared=bool(spec["shared"]),
         attempt=job["attempt"],
         resume_step=job["resume_step"],
-        engine_config=json.loads(json.dumps(spec.get(ENGINE_CONFIG))),
+        engine_config=spec.get(ENGINE_CONFIG),
         rank=rank,
         local_rank=int(os.environ["LOCAL_RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),

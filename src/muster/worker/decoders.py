@@ -26,7 +26,7 @@ from muster.worker.models import (
 
 
 def make_config(recipe: Recipe, tokenizer: Any) -> Any:
-    """The model's configuration. Raises RecipeError.
+    """Make the model's configuration. Raises RecipeError.
 
     A model from scratch has as many entries as its name or the recipe says, or as the tokenizer has, if that
     is more; it ends and pads with the tokenizer's tokens.
@@ -54,7 +54,7 @@ def make_config(recipe: Recipe, tokenizer: Any) -> Any:
 
 
 def make_model(context: Context, config: Any, tokenizer: Any, *, longest: int | None = None) -> Any:
-    """The network, in fp32: pretrained, or drawn anew; with adapters where the recipe says so.
+    """Make the network, in fp32: pretrained, or drawn anew; with adapters where the recipe says so.
 
     `longest`: tokens of the longest row, where rows are neither packed nor padded at their begin: attention
     is then causal without a mask, where the model allows (worker/attention.py).
@@ -78,8 +78,8 @@ def make_model(context: Context, config: Any, tokenizer: Any, *, longest: int | 
 
 
 def room_of(config: Any, new: int) -> tuple[int, int]:
-    """At most `new` tokens of an answer, and how many of a text's last ones fit before them: half of the
-    positions at the least."""
+    """Return how many of `new` tokens an answer may have, and how many of a text's last tokens fit before
+    them: half of the positions at the least."""
     positions = positions_of(config)
     if positions is None:
         return new, 1 << 30
@@ -88,6 +88,6 @@ def room_of(config: Any, new: int) -> tuple[int, int]:
 
 
 def positions_of(config: Any) -> int | None:
-    """How many positions a model has; None where it does not say."""
+    """Return how many positions a model has; None where it does not say."""
     names = ("model_type", *families.POSITIONS)
     return families.positions({name: getattr(config, name, None) for name in names})

@@ -15,7 +15,7 @@ _DOWNLOAD = re.compile(r"https?:|huggingface|urllib|HTTPS?Connection", re.IGNORE
 
 
 def explain(error: Exception) -> MusterError:
-    """An error of a library as what a user can act on."""
+    """Turn a library's error into one that a user can act on."""
     text = str(error).strip()
     first = text.splitlines()[0] if text else type(error).__name__
     match = known_error(error)
@@ -31,8 +31,8 @@ def explain(error: Exception) -> MusterError:
 
 
 def known_error(error: BaseException) -> Recognised | None:
-    """What the table of failures says of an error; None: nothing. Its first line is what it is about, and may
-    be read with less care than what libraries print behind it."""
+    """Find an error in the table of failures; None: it is not there. Its first line names the problem, and is
+    matched with less care than what libraries print behind it."""
     text = f"{type(error).__name__}: {str(error).strip()}"
     match = find(text.partition("\n")[0], "log", "error") or find(text)
     if (match is None or match.failure.id == "disk_full") and _no_room(error):
@@ -54,8 +54,8 @@ _NOT_ITS_FILES = ("distbackend", "nccl", "connection", "timed out", "timeout")
 
 
 def from_checkpoint(error: BaseException) -> bool:
-    """Whether it was raised while a checkpoint was read, and says something of its files: not of memory, a
-    full disk or a peer that is gone."""
+    """Return whether an error was raised while a checkpoint was read, and is about its files: not about
+    memory, a full disk or a peer that is gone."""
     text = f"{type(error).__name__}: {error}".lower()
     match = known_error(error)
     if any(words in text for words in _NOT_ITS_FILES) or (match and match.failure.phase != "resume"):
@@ -67,7 +67,7 @@ def from_checkpoint(error: BaseException) -> bool:
 
 
 def _no_room(error: BaseException) -> bool:
-    """Whether a disk, a quota or the shared memory was full, as the error says or those that led to it."""
+    """Return whether a disk, a quota or the shared memory was full, by the error or those that led to it."""
     seen: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in seen:

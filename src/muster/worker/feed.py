@@ -16,8 +16,8 @@ class Feed:
 
     Accelerate's loader is one batch ahead of the step: a batch is copied while the device still computes the
     step before. The copies run on a stream of their own; the device's work waits for them, the host does not.
-    `waits`: two moments for each batch, of which the device's clock tells how long it had nothing to do for
-    want of it. What the device was still told before does not count, and a CPU waits for all of it.
+    `waits`: two moments for each batch, between which the device had nothing to do for want of it. Work that
+    it was given before does not count, and a CPU waits for all of it.
     """
 
     def __init__(self, device: str) -> None:
@@ -26,7 +26,8 @@ class Feed:
         self.waits: list[tuple[Any, Any]] = []
 
     def attach(self, trainer: Any) -> None:
-        """Stand between any Transformers trainer and its loader."""
+        """Put the feed between any Transformers trainer and its loader (attach.py says why by its
+        methods)."""
         fetch, loader_of = trainer.get_batch_samples, trainer.get_train_dataloader
 
         def get_batch_samples(batches: Iterator[Any], *rest: Any, **named: Any) -> Any:
@@ -41,7 +42,7 @@ class Feed:
         trainer.get_batch_samples, trainer.get_train_dataloader = get_batch_samples, get_train_dataloader
 
     def over(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches on the device."""
+        """Yield the same batches on the device."""
         while True:
             begin = self.clock.now()
             try:
@@ -52,7 +53,7 @@ class Feed:
             yield batch
 
     def take(self) -> Callable[[], float]:
-        """The waiting since it was asked last: its seconds, to be read when the device was waited for."""
+        """Return the seconds of waiting since the last call, to be read once the device was waited for."""
         waits, self.waits = self.waits, []
         return lambda: sum(self.clock.seconds(*pair) for pair in waits)
 
@@ -69,7 +70,7 @@ class Feed:
 
 
 def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
-    """All tensors of a batch of mappings and lists."""
+    """Yield all tensors of a batch of mappings and lists."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping | list | tuple):

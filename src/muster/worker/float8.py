@@ -54,7 +54,7 @@ def convert(context: Context, model: Any) -> None:
 
 
 def is_float8(layer: Any) -> bool:
-    """Whether a layer was converted."""
+    """Return whether a layer was converted."""
     return isinstance(layer, torch.nn.Linear) and hasattr(layer, "linear_mm_config")
 
 
@@ -78,7 +78,7 @@ def _check(context: Context) -> None:
 
 
 def _cast(layer: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """What autocast gives a layer: torchao 0.18 asks for the GPUs' autocast alone."""
+    """Cast a layer's input as autocast does: torchao 0.18 looks at the GPUs' autocast alone."""
     if not torch.is_autocast_enabled("cpu"):
         return None
     return (given[0].to(torch.get_autocast_dtype("cpu")), *given[1:])

@@ -9,9 +9,10 @@ import torch
 from torch.utils.data import Dataset
 
 from muster.worker.loss import LossSums
+from muster.worker.mixin import BeforeTrainer
 
 
-class ExactHeldOut:
+class ExactHeldOut(BeforeTrainer):  # type: ignore[misc]
     """Goes before a Transformers trainer among the base classes. Set `tally`, which the loss fills; without
     it, the loss is Transformers' own.
 
@@ -24,14 +25,13 @@ class ExactHeldOut:
     per_token = False  # the loss is one per token of text: its exponential is the perplexity
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **named: Any) -> Any:
-        """Transformers' loop, with its loss made exact, and the perplexity of language models."""
+        """Run Transformers' loop; its loss is made exact, and language models get their perplexity."""
         if self.tally is None:
-            return super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)  # type: ignore[misc]
+            return super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)
         self.tally.reset()
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)  # type: ignore[misc]
-        accelerator: Any = self.accelerator  # type: ignore[attr-defined]
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)
         sums = torch.stack([torch.as_tensor(each) for each in (self.tally.loss, self.tally.count)]).double()
-        loss, count = accelerator.reduce(sums.to(accelerator.device), reduction="sum").tolist()
+        loss, count = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum").tolist()
         if count:
             output.metrics[f"{metric_key_prefix}_loss"] = loss / count
             if self.per_token:
@@ -54,14 +54,14 @@ class PaddedRows(Dataset[dict[str, Any]]):  # type: ignore[misc]
         return self.whole
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """A row; `ignored` where it only fills up."""
+        """Return a row; with `ignored` where it only fills up."""
         if index < self.real:
             return dict(self.inner[index])
         return {**self.inner[0], "ignored": True}
 
 
 def perplexity(loss: float) -> float:
-    """exp of a mean loss in nats per token; infinite where that is no number any more."""
+    """Return exp of a mean loss in nats per token; infinite where that is no number any more."""
     try:
         return math.exp(loss)
     except OverflowError:

@@ -31,7 +31,7 @@ class Scalars:
         }
 
     def values(self) -> list[Any]:
-        """The numbers, in order, as Python's. Call it when the devices have computed them."""
+        """Return the numbers, in order, as Python's. Call it when the devices have computed them."""
         copies = {device: iter(copy.tolist()) for device, copy in self.copies.items()}
         return [
             next(copies[each.device]) if isinstance(each, torch.Tensor) else each for each in self.numbers

@@ -22,15 +22,16 @@ def remember_packages() -> None:
 
 def keep_mode(model: Any) -> None:
     """Have `model.train()`, which Transformers calls in every micro-step, look whether there is anything to
-    change before it walks through the modules and sets an attribute of each. A module with a `train` of its
-    own (worker/models.py: without_layer_drop) keeps its own mode."""
+    change before it walks through the modules and sets an attribute of each. It is replaced on the instance:
+    Transformers makes the call itself. A module with a `train` of its own (worker/models.py:
+    without_layer_drop) keeps its own mode."""
     inner = getattr(model, "_orig_mod", model)  # what is set on a compiled model is set on the one inside
     modules = [each for each in inner.modules() if each is inner or "train" not in vars(each)]
     inner.train = functools.partial(_train, inner, modules)
 
 
 def _train(model: Any, modules: list[Any], mode: bool = True) -> Any:
-    """torch.nn.Module.train, or the class's own."""
+    """Call torch.nn.Module.train, or the class's own, where a module has another mode."""
     if all(each.training is mode for each in modules):
         return model
     return type(model).train(model, mode)

@@ -2,11 +2,11 @@
 
 torch.utils.cpp_extension makes a file `lock` in an extension's folder, holds it open while it compiles, and
 removes it at the end (FileBaton); waiting is looking whether the file is still there. DeepSpeed compiles its
-kernels so, when a rank first needs them. A lock that nobody has open has lost its owner.
+kernels so, when a rank first needs them. A lock that no process has open has lost its owner.
 
-Who has a file open is asked of the kernel: it grants a write lease (fcntl(2), F_SETLEASE) only where nobody
-else has, in this container or another. Where there are no leases, /proc tells of the processes that can be
-seen. On network file systems nobody can know, and nothing is removed.
+The kernel knows whether a file is open: it grants a write lease (fcntl(2), F_SETLEASE) only where no other
+process has, in this container or another. Where there are no leases, /proc shows the processes that can be
+seen. On network file systems that cannot be found out, and nothing is removed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REMOTE = (
 
 
 def clear_stale_locks(context: Context) -> None:
-    """The first rank of each host removes them, and says so.
+    """Remove the locks without an owner, and note them; the first rank of each host does it.
 
     Call before the ranks meet: a rank that waits for such a lock already takes its end for the end of a
     build, and fails.
@@ -47,13 +47,14 @@ def clear_stale_locks(context: Context) -> None:
 
 
 def extensions_folder() -> Path:
-    """Where PyTorch compiles extensions (torch/utils/cpp_extension.py)."""
+    """Return where PyTorch compiles extensions (torch/utils/cpp_extension.py)."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or f"{cache}/torch_extensions").expanduser()
 
 
 def stale_locks(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Locks below `folder` without an owner: (path, was it removed?). Those of living builders stay."""
+    """Remove locks below `folder` without an owner. -> (path, whether it was removed). Those of living
+    builders stay."""
     locks = [path for each in ("*/lock", "*/*/lock") for path in sorted(folder.glob(each)) if path.is_file()]
     remote = bool(locks) and file_system(folder).startswith(REMOTE)
     for path in locks:
@@ -72,7 +73,8 @@ def stale_locks(folder: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def _remove(path: Path, old: bool) -> bool:
-    """Remove a lock that nobody has open. -> whether it was removed. Raises OSError where it is not ours."""
+    """Remove a lock that no process has open. -> whether it was removed. Raises OSError where it is not
+    ours."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         try:
@@ -95,7 +97,7 @@ def _remove(path: Path, old: bool) -> bool:
 
 
 def _seen_open(path: Path) -> bool:
-    """Whether a process that can be seen has the file open, this one aside."""
+    """Return whether a process that can be seen has the file open, this one aside."""
     real = path.resolve()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         try:

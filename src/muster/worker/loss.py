@@ -28,7 +28,7 @@ class LossSums:
         self.count: Any = 0
 
     def add(self, summed: torch.Tensor, count: torch.Tensor) -> None:
-        """One batch; stays on the device."""
+        """Add one batch; the sums stay on the device."""
         self.loss = self.loss + summed.detach().double()
         self.count = self.count + count
 
@@ -53,7 +53,7 @@ class TokenLoss:
 
     @contextmanager
     def expecting(self, labels: torch.Tensor | None) -> Iterator[None]:
-        """Inside, a forward pass of the model is one over a batch with these labels."""
+        """Let a forward pass of the model inside be one over a batch with these labels."""
         if self.head is None or labels is None:
             yield
             return
@@ -65,7 +65,8 @@ class TokenLoss:
             del _LABELS[self.head.key]
 
     def __call__(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-        """The loss of a model's outputs: their logits, or the sum that the fused head made in their place."""
+        """Return the loss of a model's outputs: their logits, or the sum that the fused head made in their
+        place."""
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         labels = self._placed(labels)
         if self.head is not None and logits.ndim == 0:
@@ -80,7 +81,7 @@ class TokenLoss:
         return summed / (counted if num_items_in_batch is None else num_items_in_batch)
 
     def _placed(self, labels: torch.Tensor) -> torch.Tensor:
-        """Each label at the place that predicts it."""
+        """Put each label at the place that predicts it."""
         return functional.pad(labels[..., 1:], (0, 1), value=IGNORED) if self.moved else labels
 
 
@@ -109,7 +110,7 @@ class FusedHead(torch.nn.Linear):  # type: ignore[misc]
     found: _Sum | None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(..., classes) logits, or the sum of the losses of all rows, in fp32."""
+        """Return (..., classes) logits, or the sum of the losses of all rows, in fp32."""
         width, classes = hidden.size(-1), self.weight.size(0)
         rows = hidden.numel() // width
         few = rows <= most_rows(hidden.device.type, classes, width) and not self.always
@@ -130,7 +131,7 @@ class FusedHead(torch.nn.Linear):  # type: ignore[misc]
 
 
 def fused(layer: Any, *, always: bool = False, inside: bool = False) -> FusedHead:
-    """The layer itself, which keeps its weight and its hooks, as a FusedHead."""
+    """Turn a layer, which keeps its weight and its hooks, into a FusedHead."""
     layer.__class__ = FusedHead
     layer.always, layer.inside, layer.key, layer.found = always, inside, next(_KEYS), None
     made: FusedHead = layer
@@ -175,7 +176,7 @@ class _Exactly(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *above: Any) -> Any:
-        """One, which every type holds exactly."""
+        """Return one as the gradient, which every type holds exactly."""
         ctx.found.scale = above[0]
         return torch.ones_like(above[0], dtype=ctx.dtype), None
 
@@ -252,7 +253,7 @@ class _InParts(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *above: Any) -> Any:
-        """Scaled in place: once."""
+        """Scale the gradients in place: once."""
         scale = above[0] if ctx.found is None or ctx.found.scale is None else ctx.found.scale
         scaled = [
             None if each is None else each.mul_(scale).to(dtype)
@@ -266,7 +267,7 @@ class _InParts(torch.autograd.Function):  # type: ignore[misc]
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-    """The sum of cross entropies of (rows, classes) logits in fp32; rows whose label is IGNORED are left out.
+    """Sum the cross entropies of (rows, classes) logits in fp32; rows whose label is IGNORED are left out.
 
     Large logits cost their gradient and no further copy, whatever their type.
     """
@@ -276,7 +277,7 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: 
 
 
 def plain_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
-    """The same by PyTorch's own operations, with all rows at once."""
+    """Compute the same by PyTorch's own operations, with all rows at once."""
     return functional.cross_entropy(
         logits.float(), labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
     )

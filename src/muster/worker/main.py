@@ -6,10 +6,9 @@ A step is one call. What it does stands in the file that its import names; what 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -34,7 +33,7 @@ def run(spec: dict[str, Any]) -> int:
         user_error = error if isinstance(error, MusterError) else explain(error)
         step = context.resume_step if context.resume_step and from_checkpoint(error) else None
         if step:
-            what = f"checkpoint-{step} cannot be loaded: {user_error.what}"
+            what = f"{context.checkpoint(step).name} cannot be loaded: {user_error.what}"
             user_error = WorkerError(what, hint=user_error.hint, failure=user_error.failure)
         report_failure(context, user_error, step)
         return user_error.exit_code
@@ -44,11 +43,11 @@ def run(spec: dict[str, Any]) -> int:
 def _run(context: Context) -> None:
     """Join the group, train, answer the held-out questions, leave the group."""
     context.emit(events.Phase, name="load")
-    from muster.worker.together import leave  # with torch, which may fail to load, and then it is said
+    from muster.worker.together import leave  # with torch, whose failure to load is then an event
 
     prepare_process(context)
     workload = load_plugin(WORKLOADS, context.recipe.workload, "train")
-    if hasattr(workload, "measure"):  # nothing is trained: it forms its own group, and says what it finds
+    if not context.recipe.trains:  # it forms its own group, and emits what it measures
         workload.measure(context)
         context.emit(events.Done, step=0)
         return
@@ -88,7 +87,7 @@ class _Trained:
 
 
 def _train(context: Context, workload: ModuleType) -> _Trained:
-    """A training, in the order in which every rank goes through it."""
+    """Train, in the order in which every rank goes through it."""
     from muster.worker.arithmetic import hold_arithmetic
     from muster.worker.instruments.attach import attach_instruments
     from muster.worker.saving import save_model
@@ -100,22 +99,23 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
     arguments = with_engine(training_arguments(context), engine.arguments(context))
     built = workload.build(context, arguments)
     trainer = built.trainer
-    if hasattr(engine, "adapt") and context.grouped:
+    if context.grouped:
         engine.adapt(trainer.model)
 
     # What libraries have set since, as the recipe says it.
     set_loss_scale(context, trainer)
     hold_arithmetic(context)
 
-    # Each rank's share of a batch; before the instruments, since what it tries out is nobody's figure.
+    # Each rank's share of a batch; before the instruments, which shall not measure the trial.
     settle_shares(context, trainer)
     weights, meter, log = attach_instruments(context, built)
     report_start(context, built)
 
     # The steps. Before the first one `SettingsWatch` compares the recipe with what the libraries hold.
     context.emit(events.Phase, name="train")
-    with _checkpoint(context) as checkpoint:
-        trainer.train(resume_from_checkpoint=checkpoint)
+    resumed = context.resumed
+    with engine.readable(context, resumed) if resumed else nullcontext() as checkpoint:
+        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     report_files(context)
 
     # The held-out loss, where the last step had none; the model.
@@ -125,7 +125,7 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
     saving = 0.0
     if recipe.checkpoint.model:
         context.emit(events.Phase, name="save")
-        saving = save_model(context, workload, trainer)
+        saving = save_model(context, built)
     seconds = {
         "training": meter.training_seconds,
         "evaluation": meter.evaluation_seconds,
@@ -149,29 +149,15 @@ def prepare_process(context: Context) -> None:
 
 
 def set_loss_scale(context: Context, trainer: Any) -> None:
-    """The recipe's initial loss scale for fp16, where accelerate scales; else the engine's configuration has
-    it."""
-    scaler = getattr(trainer.accelerator, "scaler", None)
+    """Set the recipe's initial loss scale for fp16, where accelerate scales; else the engine's configuration
+    has it."""
+    scaler = trainer.accelerator.scaler
     scale = context.recipe.loss_scale
     if scale is None or scaler is None or not scaler.state_dict():
         return
     scaler.load_state_dict({**scaler.state_dict(), "scale": float(scale)})
 
 
-@contextlib.contextmanager
-def _checkpoint(context: Context) -> Iterator[str | None]:
-    """The folder of the checkpoint to go on from, as the engine can read it; None: from the start."""
-    if not context.resume_step:
-        yield None
-        return
-    folder = context.checkpoints / f"checkpoint-{context.resume_step}"
-    if hasattr(context.engine, "readable"):
-        with context.engine.readable(context, folder) as readable:
-            yield str(readable)
-    else:
-        yield str(folder)
-
-
 def evaluated_last(state: Any) -> bool:
-    """Whether the held-out loss was measured after the last step."""
+    """Return whether the held-out loss was measured after the last step."""
     return any("eval_loss" in entry and entry["step"] == state.global_step for entry in state.log_history)

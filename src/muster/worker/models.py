@@ -15,7 +15,6 @@ import importlib.util
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -35,7 +34,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 def config_for(kind: str, fields: dict[str, Any]) -> Any:
-    """A configuration of Transformers' model type `kind`. Raises RecipeError."""
+    """Make a configuration of Transformers' model type `kind`. Raises RecipeError."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -48,14 +47,14 @@ def config_for(kind: str, fields: dict[str, Any]) -> Any:
 
 
 def check_kind(config: Any, mapping: Any, lacking: str, hint: str | None = None) -> None:
-    """Raise RecipeError unless Transformers' `mapping` has a class for a configuration. `lacking`: what is
-    said of a model without one."""
+    """Raise RecipeError unless Transformers' `mapping` has a class for a configuration. `lacking`: the
+    error of a model without one."""
     if type(config) not in mapping:
         raise RecipeError(f"{config.model_type} {lacking}", where="model", hint=hint)
 
 
 def create(context: Context, make: Callable[[], Any]) -> Any:
-    """A model with first weights drawn from the recipe's seed. `make`: calls from_config of a class.
+    """Make a model with first weights drawn from the recipe's seed. `make`: calls from_config of a class.
 
     The weights are the same on every rank and with every engine (above). Afterwards every rank's random state
     is the same again.
@@ -71,7 +70,8 @@ def create(context: Context, make: Callable[[], Any]) -> Any:
         # Without first weights, as it does there: else each layer is drawn twice, by torch as well.
         with no_init_weights(), _attending():
             model = make()
-        if context.main or not _by_first(context):
+        nowhere = model.device.type == "meta"  # a trace's: there is nothing to draw
+        if not nowhere and (context.main or not _by_first(context)):
             model.initialize_weights()
         model.tie_weights()
     torch.manual_seed(seed + 1)
@@ -80,7 +80,8 @@ def create(context: Context, make: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _attending() -> Iterator[None]:
-    """Inside, an attention that the model does not have, or whose package is missing, is a RecipeError."""
+    """Turn the error of an attention that the model does not have, or whose package is missing, into a
+    RecipeError."""
     try:
         yield
     except (ImportError, ValueError) as error:
@@ -92,7 +93,7 @@ def _attending() -> Iterator[None]:
 
 
 def load(context: Context, kind: Any, name: str, **fields: Any) -> Any:
-    """A pretrained model in fp32, by one of Transformers' Auto classes. Raises RecipeError."""
+    """Load a pretrained model in fp32, by one of Transformers' Auto classes. Raises RecipeError."""
     from transformers import AutoConfig
     from transformers.initialization import no_init_weights
 
@@ -112,8 +113,8 @@ def load(context: Context, kind: Any, name: str, **fields: Any) -> Any:
 
 
 def load_quantized(context: Context, kind: Any, config: Any) -> Any:
-    """A pretrained model whose linear layers are in few bits and frozen, all else in fp32, as PEFT has it.
-    Raises RecipeError."""
+    """Load a pretrained model whose linear layers are in few bits and frozen, all else in fp32, as PEFT has
+    it. Raises RecipeError."""
     from peft import prepare_model_for_kbit_training
     from transformers import BitsAndBytesConfig
 
@@ -125,7 +126,6 @@ def load_quantized(context: Context, kind: Any, config: Any) -> Any:
             where="model.quantized",
             hint=f"pip install {bits.PACKAGE}",
         )
-    computing = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(context.precision, torch.float32)
     model = load_from(
         kind.from_pretrained,
         spec.name or "",
@@ -133,32 +133,36 @@ def load_quantized(context: Context, kind: Any, config: Any) -> Any:
         config=config,
         dtype=torch.float32,
         quantization_config=BitsAndBytesConfig(
-            **bits.fields_of(spec.quantized), bnb_4bit_compute_dtype=computing
+            **bits.fields_of(spec.quantized), bnb_4bit_compute_dtype=computed_in(context)
         ),
         device_map={"": context.local_rank if context.device == "cuda" else "cpu"},
     )
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
+def computed_in(context: Context) -> torch.dtype:
+    """Return the type of values that a frozen model computes in."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(context.precision, torch.float32)
+
+
 def _cuts(context: Context) -> bool:
-    """Whether modules are cut as soon as they are made."""
-    return context.recipe.model.create == "sharded" and hasattr(context.engine, "sharded")
+    """Return whether modules are cut as soon as they are made."""
+    return context.recipe.model.create == "sharded" and context.engine.shards_as_made
 
 
 def _by_first(context: Context) -> bool:
-    """Whether the first rank makes the model for all."""
+    """Return whether the first rank makes the model for all."""
     return context.recipe.model.create == "sharded" and context.spec.made_by_first
 
 
 def sharded(context: Context) -> AbstractContextManager[None]:
-    """Inside, models are cut into shards as they are made, where this one is."""
-    made: AbstractContextManager[None] = context.engine.sharded(context) if _cuts(context) else nullcontext()
-    return made
+    """Cut models that are made inside into shards, where the recipe wants that and the engine does it so."""
+    return context.engine.sharded(context) if _cuts(context) else nullcontext()
 
 
 @contextmanager
 def _tight_heap() -> Iterator[None]:
-    """Inside, the C library gives memory from 1 MiB on back as soon as it is freed.
+    """Let the C library give memory from 1 MiB on back as soon as it is freed inside.
 
     glibc raises that limit to 32 MiB as it goes. A module that is made whole, cut and freed then leaves a
     hole that the next ones do not fill: 880 MB where 373 MB are needed, measured with a model of 607 MB in
@@ -176,14 +180,6 @@ def _tight_heap() -> Iterator[None]:
         library.mallopt(_TRIM_THRESHOLD, 64 << 20)
 
 
-def gathered(context: Context, parameter: Any) -> AbstractContextManager[bool]:
-    """A whole parameter to change in place, also where it is in shards. Yields whether this rank is one that
-    changes it: the first one, where its values are then the others' as well."""
-    whole = getattr(context.engine, "gathered", None)
-    made: AbstractContextManager[bool] = whole(parameter) if whole else nullcontext(True)
-    return made
-
-
 def fit_vocabulary(context: Context, model: Any, tokenizer: Any) -> None:
     """Give the model an embedding for every token."""
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
@@ -198,8 +194,9 @@ def fit_vocabulary(context: Context, model: Any, tokenizer: Any) -> None:
 
 
 def without_cache(model: Any) -> None:
-    """Else every forward pass keeps keys and values that nobody asks for, and one that is computed again for
-    the backward pass finds them there, so that it is another one. Stacks have configurations of their own."""
+    """Switch the cache of keys and values off, in each stack's configuration. With it every forward pass
+    keeps them for no use, and a pass that is computed again for the backward pass meets them, so that it is
+    another one."""
     for module in model.modules():
         config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", None):
@@ -218,7 +215,7 @@ def without_layer_drop(model: Any) -> None:
 
 
 def _train_layers(stack: Any, mode: bool = True) -> Any:
-    """What Module.train does, but for the stack's own flag."""
+    """Do what Module.train does, but for the stack's own flag."""
     torch.nn.Module.train(stack, mode)
     stack.training = False
     return stack
@@ -229,8 +226,8 @@ DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "layerdrop")
 
 
 def without_dropout(model: Any) -> Any:
-    """The model, without dropout, also where a layer has none as a module (OPT's, Llama's attention), which
-    TRL's disable_dropout passes over."""
+    """Switch a model's dropout off, also where a layer has none as a module (OPT's, Llama's attention), which
+    TRL's disable_dropout passes over. -> the model."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -241,7 +238,7 @@ def without_dropout(model: Any) -> Any:
 
 
 def dropouts_of(model: Any) -> Iterator[float]:
-    """The probabilities that `without_dropout` makes 0."""
+    """Yield the probabilities that `without_dropout` makes 0."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             yield float(module.p)
@@ -249,7 +246,7 @@ def dropouts_of(model: Any) -> Iterator[float]:
 
 
 def add_lora(context: Context, model: Any, task: str | None, whole: list[str] | None = None) -> Any:
-    """Low-rank adapters by PEFT; the base stays as it is. `task`: PEFT's word for the kind of model.
+    """Add low-rank adapters by PEFT; the base stays as it is. `task`: PEFT's word for the kind of model.
 
     `whole`: names of modules that are trained as they are, such as a new classifier.
     """
@@ -273,16 +270,8 @@ def add_lora(context: Context, model: Any, task: str | None, whole: list[str] | 
         raise RecipeError(str(error).splitlines()[0], where="lora.targets") from None
 
 
-def to_answer(kind: Any, folder: Path, device: str) -> Any:
-    """A trained model of this class as it answers questions. Raises RecipeError as `load_from` does."""
-    model = load_from(kind.from_pretrained, str(folder), "model").to(torch.device(device)).eval()
-    if hasattr(model.config, "use_cache"):
-        model.config.use_cache = True
-    return model
-
-
 def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) -> Any:
-    """Transformers' from_pretrained with its many errors made one."""
+    """Call Transformers' from_pretrained, with its many errors made one. Raises RecipeError."""
     from safetensors import SafetensorError
 
     try:
@@ -307,7 +296,7 @@ def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) 
 
 @contextmanager
 def whole() -> Iterator[None]:
-    """Inside, a model is loaded whole, also where the one that is trained is cut into shards (ZeRO-3)."""
+    """Load models inside whole, also where the one that is trained is cut into shards (ZeRO-3)."""
     from transformers.integrations import deepspeed
 
     held = deepspeed._hf_deepspeed_config_weak_ref

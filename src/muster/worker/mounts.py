@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that holds `path`, by the longest mount point; "" where unknown."""
+    """Find the type of the file system that holds `path`, by the longest mount point; "" where unknown."""
     real, best, kind = path.resolve(), Path(), ""
     try:
         for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():

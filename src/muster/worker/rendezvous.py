@@ -43,7 +43,7 @@ def open_store(address: str, port: int, patience: timedelta = ARRIVAL) -> Any:
 
 def reach_store() -> Any:
     """Open the store of this rank's job, to be kept until its end. PyTorch's env:// finds it from then on:
-    it opens none of its own where a launcher is said to have one."""
+    it opens none of its own where that variable promises one."""
     store = open_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)
     return store
@@ -58,6 +58,6 @@ def _reason(address: str, port: int) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """An error's first line, without the C++ stack that torch adds."""
+    """Cut an error to its first line, without the C++ stack that torch adds."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:400]}" if lines else type(error).__name__

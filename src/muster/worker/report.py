@@ -21,7 +21,9 @@ HEAD_LINES, HEAD_WIDTH = 40, 160  # of a file that the engine wrote
 
 
 def report_start(context: Context, built: Built) -> None:
-    """Say what is about to be trained, and on what; the first rank says what was read."""
+    """Emit what is about to be trained, and on what; the first rank adds what was read."""
+    import torch
+
     from muster.worker.arithmetic import arithmetic_of
 
     batch, train = context.batch, context.recipe.train
@@ -32,7 +34,7 @@ def report_start(context: Context, built: Built) -> None:
     ]
     context.emit(
         events.Started,
-        device=_device_name(context),
+        device=torch.cuda.get_device_name() if context.device == "cuda" else "cpu",
         parameters=sum(count for count, _ in parameters),
         trainable=sum(count for count, trained in parameters if trained),
         arithmetic=arithmetic_of(context),
@@ -56,8 +58,8 @@ def report_start(context: Context, built: Built) -> None:
 
 
 def _unused(context: Context, trainer: Any) -> list[str]:
-    """What the recipe asks for and this model cannot do."""
-    loss, train = getattr(trainer, "compute_loss_func", None), context.recipe.train
+    """Name what the recipe asks for and this model cannot do."""
+    loss, train = trainer.compute_loss_func, context.recipe.train
     if loss is None:
         asked = {"train.fused_loss": train.fused_loss is True, "train.label_smoothing": train.label_smoothing}
         return [
@@ -65,23 +67,14 @@ def _unused(context: Context, trainer: Any) -> list[str]:
             for name, given in asked.items()
             if given
         ]
-    if context.recipe.train.fused_loss is not True or getattr(loss, "head", None) is not None:
+    if train.fused_loss is not True or getattr(loss, "head", None) is not None:
         return []
     return ["train.fused_loss=true does nothing here: the logits are more than what the output layer gives"]
 
 
-def _device_name(context: Context) -> str:
-    if context.device == "cuda":
-        import torch
-
-        return str(torch.cuda.get_device_name())
-    return "cpu"
-
-
 def report_files(context: Context) -> None:
-    """Say what the engine wrote by itself; the first rank does that."""
-    written = getattr(context.engine, "written", None)
-    for what, path in written(context).items() if written and context.main else ():
+    """Emit what the engine wrote by itself; the first rank does that."""
+    for what, path in context.engine.written(context).items() if context.main else ():
         head = []
         with contextlib.suppress(OSError):  # the trained model is not saved yet: no such file may end the run
             if path.is_file():
@@ -91,7 +84,8 @@ def report_files(context: Context) -> None:
 
 
 def report_failure(context: Context, user_error: MusterError, step: int | None) -> None:
-    """In the events and in the log. On a full disk there is room for neither: the agent says so then."""
+    """Emit a failure, and print it into the log. A full disk has room for neither: the agent reports it
+    then."""
     with contextlib.suppress(OSError):
         context.emit(
             events.Failed,

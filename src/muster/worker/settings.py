@@ -53,10 +53,10 @@ class SettingsWatch(TrainerCallback):  # type: ignore[misc]
         """Raise WorkerError for the first setting that is held otherwise."""
         trainer = self.trainer
         settings = [
-            *of_arguments(self.context, self.train, args),
-            *of_engine(self.context, self.train, getattr(trainer, "model_wrapped", None)),
+            *of_arguments(self.context, args),
+            *of_engine(self.context, trainer.model_wrapped),
             *of_autocast(self.context, trainer.accelerator),
-            *of_loss(self.train, getattr(trainer, "compute_loss_func", None), model),
+            *of_loss(self.train, trainer.compute_loss_func, model),
             *of_model(self.context, model),
             *of_optimizer(self.fixed, self.train, optimizer),
             *of_sampler(self.context, getattr(trainer, "sampler", None), train_dataloader),
@@ -88,14 +88,15 @@ class SettingsWatch(TrainerCallback):  # type: ignore[misc]
 
 
 def alike(wanted: Any, held: Any) -> bool:
-    """Whether both are the same, numbers but for rounding."""
+    """Return whether both are the same, numbers but for rounding."""
     if isinstance(wanted, float) or isinstance(held, float):
         return math.isclose(float(wanted), float(held), rel_tol=TOLERANCE, abs_tol=1e-15)
     return bool(wanted == held)
 
 
-def of_arguments(context: Context, train: Train, args: Any) -> Iterator[Setting]:
-    """What Transformers' and TRL's arguments hold."""
+def of_arguments(context: Context, args: Any) -> Iterator[Setting]:
+    """Compare what Transformers' and TRL's arguments hold."""
+    train = context.recipe.train
     yield "train.seed", train.seed, args.seed
     yield "train.seed", train.seed, train.seed if args.data_seed is None else args.data_seed
     yield "train.clip", train.clip, args.max_grad_norm
@@ -104,10 +105,10 @@ def of_arguments(context: Context, train: Train, args: Any) -> Iterator[Setting]
     yield "batch.accumulation", context.batch.accumulation, args.gradient_accumulation_steps
 
 
-def of_engine(context: Context, train: Train, engine: Any) -> Iterator[Setting]:
-    """What DeepSpeed's engine holds, which clips and accumulates by itself."""
+def of_engine(context: Context, engine: Any) -> Iterator[Setting]:
+    """Compare what DeepSpeed's engine holds, which clips and accumulates by itself."""
     asked: list[tuple[str, Any, str]] = [
-        ("train.clip", train.clip, "gradient_clipping"),
+        ("train.clip", context.recipe.train.clip, "gradient_clipping"),
         ("batch.micro", context.batch.micro, "train_micro_batch_size_per_gpu"),
         ("batch.accumulation", context.batch.accumulation, "gradient_accumulation_steps"),
     ]
@@ -118,15 +119,15 @@ def of_engine(context: Context, train: Train, engine: Any) -> Iterator[Setting]:
 
 
 def of_autocast(context: Context, accelerator: Any) -> Iterator[Setting]:
-    """What accelerate casts to. What matrix products of fp32 compute in is worker/arithmetic.py's."""
+    """Compare what accelerate casts to. worker/arithmetic.py compares what products of fp32 compute in."""
     halves = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}
     wanted = "no" if context.recipe.computes_half else halves.get(context.precision, "no")
     yield "precision", wanted, str(accelerator.mixed_precision)
 
 
 def of_loss(train: Train, loss: Any, model: Any) -> Iterator[Setting]:
-    """What Muster's loss smooths labels by in training. Until the first step a pretrained model is as it was
-    loaded, which is for answers."""
+    """Compare what Muster's loss smooths labels by in training. Until the first step a pretrained model is in
+    the mode in which it was loaded, which is for answers."""
     if isinstance(loss, TokenLoss):
         before = model.training
         model.train()
@@ -135,7 +136,7 @@ def of_loss(train: Train, loss: Any, model: Any) -> Iterator[Setting]:
 
 
 def of_model(context: Context, model: Any) -> Iterator[Setting]:
-    """The model's own settings, and dropout where the workload trains without."""
+    """Compare the model's own settings, and dropout where the workload trains without."""
     recipe, config = context.recipe, cast("Any", getattr(model, "config", None))
     given = recipe.model.config or {}
     for name, wanted in given.items():
@@ -150,9 +151,9 @@ def of_model(context: Context, model: Any) -> Iterator[Setting]:
 
 
 def of_optimizer(fixed: Fixed, train: Train, optimizer: Any) -> Iterator[Setting]:
-    """What the optimizer's groups of parameters hold. Each group decays by the recipe's number, or not at
-    all. The recipe's betas and epsilon are AdamW's: another optimizer that the engine's configuration names
-    has its own."""
+    """Compare what the optimizer's groups of parameters hold. Each group decays by the recipe's number, or
+    not at all. The recipe's betas and epsilon are AdamW's: another optimizer that the engine's configuration
+    names has its own."""
     groups = getattr(optimizer, "param_groups", [])
     fields = [
         ("train.beta1 and beta2", "betas", (train.beta1, train.beta2), "beta1"),
@@ -170,7 +171,7 @@ def of_optimizer(fixed: Fixed, train: Train, optimizer: Any) -> Iterator[Setting
 
 
 def of_schedule(train: Train, scheduler: Any, total: int) -> Iterator[Setting]:
-    """The learning rates of some steps, as Transformers' scheduler computes them."""
+    """Compare the learning rates of some steps, as Transformers' scheduler computes them."""
     while not hasattr(scheduler, "lr_lambdas") and hasattr(scheduler, "scheduler"):
         scheduler = scheduler.scheduler  # in accelerate's
     warmup = warmup_steps(train, total)
@@ -184,7 +185,7 @@ def of_schedule(train: Train, scheduler: Any, total: int) -> Iterator[Setting]:
 
 
 def of_sampler(context: Context, sampler: Any, loader: Any) -> Iterator[Setting]:
-    """Who says the order of samples, and by which seed. A third party's trainer may have no sampler of
+    """Compare which sampler orders the samples, and its seed. A third party's trainer may have no sampler of
     Muster's: Transformers' own has the seed of its arguments."""
     own = getattr(sampler, "order", sampler)  # GRPO's and PPO's repeats it
     if own is None:
@@ -196,7 +197,7 @@ def of_sampler(context: Context, sampler: Any, loader: Any) -> Iterator[Setting]
 
 
 def chain_of(loader: Any) -> Iterator[Any]:
-    """The samplers of a loader, from accelerate's outermost to the innermost."""
+    """Yield the samplers of a loader, from accelerate's outermost to the innermost."""
     each = getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None)
     while each is not None:
         yield each

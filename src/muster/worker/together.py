@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -18,7 +19,7 @@ PATIENCE = timedelta(minutes=30)  # for the slowest rank to load what it needs
 
 
 def backend(context: Context) -> str:
-    """The library that moves tensors between ranks: gloo for CPUs, NCCL for GPUs."""
+    """Choose the library that moves tensors between ranks: gloo for CPUs, NCCL for GPUs."""
     return "gloo" if context.device == "cpu" else "nccl"
 
 
@@ -29,13 +30,13 @@ def join_group(context: Context, backend: str) -> None:
 
 
 def initialised() -> bool:
-    """Whether there is a process group."""
+    """Return whether there is a process group."""
     return bool(dist.is_available() and dist.is_initialized())
 
 
 @contextmanager
 def first_on_disk(context: Context) -> Iterator[bool]:
-    """The saver of each disk goes first, the others when it is done. Yields whether this rank is it.
+    """Let the saver of each disk go first, and the others when it is done. Yields whether this rank is it.
 
     Where the first one fails, the others do not wait for ever: they meet it again before they go on.
     """
@@ -56,7 +57,7 @@ def barrier() -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """Every rank's value, in the order of the ranks, on every rank."""
+    """Gather every rank's value, in the order of the ranks, on every rank."""
     if not initialised():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -76,7 +77,7 @@ def check_alike(context: Context, what: str, digest: Callable[[], str]) -> None:
 
 
 def compare(what: str, answers: Sequence[tuple[str, str]]) -> None:
-    """Raise DataError unless all `answers` the same: each its host, and what it has."""
+    """Raise DataError unless all `answers` are the same: each its host, and what it has."""
     hosts_with: dict[str, set[str]] = {}
     for host, has in answers:
         hosts_with.setdefault(has, set()).add(host)
@@ -89,8 +90,17 @@ def compare(what: str, answers: Sequence[tuple[str, str]]) -> None:
         )
 
 
+def short_digest(texts: Iterable[str]) -> str:
+    """Hash texts in their order into eight hexadecimal digits."""
+    made = hashlib.sha256()
+    for text in texts:
+        content = text.encode("utf-8", "surrogatepass")
+        made.update(b"%d:" % len(content) + content)
+    return made.hexdigest()[:8]
+
+
 def _host(context: Context) -> str:
-    """This rank's host, by the name that the user gave it."""
+    """Return this rank's host, by the name that the user gave it."""
     for name, first, slots in context.hosts:
         if first <= context.rank < first + slots:
             return name

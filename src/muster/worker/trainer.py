@@ -29,6 +29,7 @@ from muster.worker.heldout import ExactHeldOut, PaddedRows
 from muster.worker.later import DeferredWork, Scalars
 from muster.worker.lean import keep_mode, remember_packages
 from muster.worker.loss import LossSums, TokenLoss, fused_head
+from muster.worker.mixin import BeforeTrainer
 from muster.worker.models import without_dropout
 
 # ----------------------------------------------------------------------------------------------------
@@ -37,7 +38,7 @@ from muster.worker.models import without_dropout
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-class ConvertedWeights:
+class ConvertedWeights(BeforeTrainer):  # type: ignore[misc]
     """Goes before a Transformers trainer among the base classes. Set `in_shards` where each rank has a part
     of the weights, which its engine loads.
 
@@ -50,8 +51,8 @@ class ConvertedWeights:
     in_shards = False
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
-        target = model or self.model  # type: ignore[attr-defined]
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        target = model or self.model
         names = saved_names(Path(resume_from_checkpoint))
         if self.in_shards or hasattr(target, "peft_config") or names <= set(target.state_dict()):
             return
@@ -60,7 +61,7 @@ class ConvertedWeights:
 
 
 def saved_names(folder: Path) -> set[str]:
-    """The names of the weights in a checkpoint's folder; none where it has no such file."""
+    """Return the names of the weights in a checkpoint's folder; none where it has no such file."""
     if (folder / INDEX).is_file():
         return set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"])
     if not (folder / WEIGHTS).is_file():
@@ -75,7 +76,7 @@ def saved_names(folder: Path) -> set[str]:
 # The trainer: Muster's order of samples, the loss in equal or unequal parts, an exact held-out loss.
 
 
-class OrderedSamples:
+class OrderedSamples(BeforeTrainer):  # type: ignore[misc]
     """Goes before a Transformers trainer among the base classes. Set `sampler` before training.
 
     `shares`: samples of each micro-step per rank, which `worker/uneven.py` sets; None: the same for all.
@@ -88,14 +89,14 @@ class OrderedSamples:
         return self.sampler
 
     def get_train_dataloader(self) -> Any:
-        """This rank's part of every micro-step."""
+        """Make the loader of this rank's part of every micro-step."""
         if self.shares is None:
-            return super().get_train_dataloader()  # type: ignore[misc]
-        args: Any = self.args  # type: ignore[attr-defined]
+            return super().get_train_dataloader()
+        args = self.args
         loader = DataLoader(
-            self.train_dataset,  # type: ignore[attr-defined]
+            self.train_dataset,
             batch_sampler=RankBatches(self.sampler, self.shares),
-            collate_fn=self.data_collator,  # type: ignore[attr-defined]
+            collate_fn=self.data_collator,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             persistent_workers=args.dataloader_persistent_workers,
@@ -105,13 +106,13 @@ class OrderedSamples:
                 seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
             ),
         )
-        return self.accelerator.prepare(loader)  # type: ignore[attr-defined]
+        return self.accelerator.prepare(loader)
 
 
 AHEAD = ("cuda",)  # devices that compute while the host goes on
 
 
-class RunsAhead:
+class RunsAhead(BeforeTrainer):  # type: ignore[misc]
     """Goes before a Transformers trainer among the base classes. What it logs is read, written and shown when
     the next micro-step has been launched: the device never waits for that.
 
@@ -123,29 +124,28 @@ class RunsAhead:
     @cached_property
     def later(self) -> DeferredWork:
         """What is put off."""
-        return DeferredWork(self.args.device.type)  # type: ignore[attr-defined]
+        return DeferredWork(self.args.device.type)
 
     def runs_ahead(self) -> bool:
-        """Whether the next step follows this one, and nothing comes between."""
-        control: Any = self.control  # type: ignore[attr-defined]
-        state: Any = self.state  # type: ignore[attr-defined]
+        """Return whether the next step follows this one, and nothing comes between."""
+        control, state = self.control, self.state
         return (
-            self.args.device.type in AHEAD  # type: ignore[attr-defined]
-            and type(self).log is transformers.Trainer.log  # type: ignore[attr-defined]
+            self.args.device.type in AHEAD
+            and type(self).log is transformers.Trainer.log
             and state.global_step < state.max_steps
             and not (control.should_save or control.should_evaluate)
             and not (control.should_training_stop or control.should_epoch_stop)
         )
 
     def training_step(self, model: Any, *args: Any, **named: Any) -> Any:
-        """Transformers' own; then what was put off."""
-        loss = super().training_step(model, *args, **named)  # type: ignore[misc]
+        """Take Transformers' own step; then do the work that was put off."""
+        loss = super().training_step(model, *args, **named)
         self.later.drain()
         return loss
 
     def _run_epoch(self, *args: Any, **named: Any) -> None:
         try:
-            super()._run_epoch(*args, **named)  # type: ignore[misc]
+            super()._run_epoch(*args, **named)
         except BaseException:
             self.later.rescue()
             raise
@@ -154,35 +154,33 @@ class RunsAhead:
     def _maybe_log_save_evaluate(
         self, tr_loss: Any, grad_norm: Any, *rest: Any, learning_rate: Any = None
     ) -> None:
-        """Transformers' own, or its log put off."""
-        control: Any = self.control  # type: ignore[attr-defined]
-        step = self.state.global_step  # type: ignore[attr-defined]
-        due = control.should_log and step > self._globalstep_last_logged
+        """Do as Transformers does, or put its log off."""
+        control = self.control
+        due = control.should_log and self.state.global_step > self._globalstep_last_logged
         if due and self.runs_ahead():
             self._put_off_log(tr_loss, grad_norm, rest[-1], learning_rate)
             return
         if due or control.should_save or control.should_evaluate:
             self.later.drain()
-        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, learning_rate=learning_rate)  # type: ignore[misc]
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, learning_rate=learning_rate)
 
     def _put_off_log(self, tr_loss: Any, grad_norm: Any, start_time: Any, rate: float | None) -> None:
-        """The log of Transformers 5.23, trainer.py: _maybe_log_save_evaluate."""
-        trainer: Any = self
-        loss = nested_gather(tr_loss, trainer.args.parallel_mode).mean()
+        """Put off the log of Transformers 5.23 (trainer.py: _maybe_log_save_evaluate)."""
+        loss = nested_gather(tr_loss, self.args.parallel_mode).mean()
         if hasattr(grad_norm, "full_tensor"):  # FSDP's
             grad_norm = grad_norm.full_tensor()
         scalars = Scalars([loss, grad_norm])
         tr_loss -= tr_loss
-        steps = trainer.state.global_step - self._globalstep_last_logged
-        logs = {"learning_rate": trainer._get_learning_rate() if rate is None else rate}
-        self._globalstep_last_logged = trainer.state.global_step
-        trainer.control.should_log = False
+        steps = self.state.global_step - self._globalstep_last_logged
+        logs = {"learning_rate": self._get_learning_rate() if rate is None else rate}
+        self._globalstep_last_logged = self.state.global_step
+        self.control.should_log = False
 
         def log() -> None:
             total, norm = scalars.values()
-            trainer._total_loss_scalar += total
+            self._total_loss_scalar += total
             figures = {"loss": total / steps, "grad_norm": norm, **logs}
-            trainer.log({name: each for name, each in figures.items() if each is not None}, start_time)
+            self.log({name: each for name, each in figures.items() if each is not None}, start_time)
 
         self.later.add(log)
 
@@ -193,7 +191,7 @@ class TrainerBase(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
     lean: Any = None  # the model that it trains without needless work
 
     def training_step(self, model: Any, *args: Any, **named: Any) -> Any:
-        """Transformers' own, without what it looks up again in every micro-step."""
+        """Take Transformers' own step, without what it looks up again in every micro-step."""
         if self.lean is not model:
             self.lean = model
             keep_mode(model)
@@ -201,42 +199,44 @@ class TrainerBase(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
         return super().training_step(model, *args, **named)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
-        """Transformers' own; the output layer may compute the loss as well, so it hears of the labels."""
+        """Compute as Transformers does; the output layer may compute the loss as well, so it gets the
+        labels."""
         loss = getattr(self, "compute_loss_func", None)
         with loss.expecting(inputs.get("labels")) if isinstance(loss, TokenLoss) else nullcontext():
-            return super().compute_loss(model, inputs, *args, **named)  # type: ignore[misc]
+            return super().compute_loss(model, inputs, *args, **named)
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Transformers' own. An optimizer that DeepSpeed makes later, of its file, gets the same groups:
-        Transformers 5.23 gives it all parameters in one (integrations/deepspeed.py: deepspeed_optim_sched),
-        so that norms and biases would decay as well."""
-        optimizer = super().create_optimizer(model)  # type: ignore[misc]
+        """Create Transformers' own optimizer. One that DeepSpeed makes later, of its file, gets the same
+        groups: Transformers 5.23 gives it all parameters in one (integrations/deepspeed.py:
+        deepspeed_optim_sched), so that norms and biases would decay as well."""
+        optimizer = super().create_optimizer(model)
         if isinstance(optimizer, DummyOptim):
-            trained = [pair for pair in self.model.named_parameters() if pair[1].requires_grad]  # type: ignore[attr-defined]
-            decayed = set(self.get_decay_parameter_names(self.model))  # type: ignore[attr-defined]
+            trained = [pair for pair in self.model.named_parameters() if pair[1].requires_grad]
+            decayed = set(self.get_decay_parameter_names(self.model))
             groups = [
                 {
                     "params": [each for name, each in trained if (name in decayed) is decays],
                     "weight_decay": decay,
                 }
-                for decays, decay in ((True, self.args.weight_decay), (False, 0.0))  # type: ignore[attr-defined]
+                for decays, decay in ((True, self.args.weight_decay), (False, 0.0))
             ]
             optimizer.params = [group for group in groups if group["params"]]
         return optimizer
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Nothing: Transformers' estimate walks through all modules in every step, and nobody
-        reads it: instruments/flops.py counts the real ones, once for each shape."""
+        """Count nothing: Transformers' estimate walks through all modules in every step, for no reader:
+        instruments/flops.py counts the real operations, once for each shape."""
         return 0
 
     def store_flos(self) -> None:
-        """Nothing: it adds up those, over all ranks, and waits for the device in every log."""
+        """Store nothing: Transformers adds its estimates up over all ranks, and waits for the device in every
+        log."""
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing where a checkpoint of the last step was loaded: Transformers 5.23 looks after a step alone
-        whether it was the last one, and would take one more."""
-        if self.state.global_step >= self.state.max_steps:  # type: ignore[attr-defined]
-            self.control.should_training_stop = True  # type: ignore[attr-defined]
+        """Skip the epoch where a checkpoint of the last step was loaded: Transformers 5.23 looks after a step
+        alone whether it was the last one, and would take one more."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
         else:
             super()._run_epoch(*args, **kwargs)
 
@@ -275,8 +275,8 @@ def wired(
     own_loss: bool = False,
     **more: Any,
 ) -> Any:
-    """A workload's trainer, with Muster's order of samples, loss and held-out loss, for its model, which is
-    adjusted to the recipe.
+    """Make a workload's trainer, with Muster's order of samples, loss and held-out loss, for its model, which
+    is adjusted to the recipe.
 
     `kind`: its class; `arguments`: Transformers'; `train`, `held_out`: data sets; `lengths`: of each training
     sample or of its two parts, by which it is `grouped` or not; `processing`: what is saved beside the model;
@@ -291,8 +291,7 @@ def wired(
     if not len(held_out):
         arguments.eval_strategy = IntervalStrategy.NO  # Transformers refuses any other without data
     recipe, tally = context.recipe, LossSums()
-    if hasattr(context.engine, "before_trainer"):
-        context.engine.before_trainer()
+    context.engine.before_trainer()
     adjust_model(context, model)
     unit = arguments.per_device_eval_batch_size * context.world_size
     spread = context.spec.shards_weights(recipe.engine.stage, context.world_size)

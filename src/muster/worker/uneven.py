@@ -20,6 +20,7 @@ from muster.core.batch import shares_by_speed
 from muster.core.errors import RecipeError
 from muster.store import events
 from muster.worker.context import Context
+from muster.worker.instruments.clock import DeviceClock
 from muster.worker.loss import IGNORED
 from muster.worker.together import barrier, gather
 from muster.worker.trainer import OrderedSamples
@@ -71,8 +72,8 @@ def check_trainer(context: Context, trainer: Any) -> None:
         raise RecipeError(
             f"{context.recipe.workload} cannot split its batches unevenly", where=where, hint=hint
         )
-    whole = trainer.compute_loss_func is not None or trainer.model_accepts_loss_kwargs  # type: ignore[attr-defined]
-    if not whole or not trainer.args.average_tokens_across_devices:  # type: ignore[attr-defined]
+    whole = trainer.compute_loss_func is not None or trainer.model_accepts_loss_kwargs
+    if not whole or not trainer.args.average_tokens_across_devices:
         raise RecipeError(
             f"{context.recipe.workload} averages its loss over each micro-batch, so unequal ones would "
             "change the gradient",
@@ -82,10 +83,10 @@ def check_trainer(context: Context, trainer: Any) -> None:
 
 
 def measure(context: Context, trainer: Any) -> UnevenSplit:
-    """Each rank's samples per second with its own model, and the shares that follow.
+    """Measure each rank's samples per second with its own model, and the shares that follow.
 
     Twice: at the even share, and at the share that follows from that, since speed depends on the size. On a
-    GPU nobody gets more than a size that was tried with room for the optimizer beside it.
+    GPU no rank gets more than a size that was tried with room for the optimizer beside it.
     """
     even = context.batch.micro
     total = even * context.world_size
@@ -108,7 +109,7 @@ def measure(context: Context, trainer: Any) -> UnevenSplit:
 
 
 def micro_steps(order: Sequence[int], total: int) -> list[list[int]]:
-    """The samples of a few micro-steps from all over the epoch: the first one is the longest, not typical."""
+    """Pick a few micro-steps from all over the epoch: the first one is the longest, not typical."""
     indices = list(order)
     count = len(indices) // total
     chosen = sorted({count * (k + 1) // (BATCHES + 1) for k in range(BATCHES)})
@@ -116,20 +117,21 @@ def micro_steps(order: Sequence[int], total: int) -> list[list[int]]:
 
 
 def _speed(trainer: Any, device: str, blocks: list[list[int]], size: int, seconds: float) -> float:
-    """Samples per second of forward and backward passes; model and random numbers are left as they were."""
+    """Measure samples per second of forward and backward passes; model and random numbers are left as they
+    were."""
     from accelerate.utils import send_to_device
 
+    clock = DeviceClock(device)
     with _untouched(trainer, device), _room(trainer.model, device):
         batches = []
         for block in blocks:  # spread over the block, so that every size has short and long samples
             rows = [trainer.train_dataset[block[i * len(block) // size]] for i in range(size)]
             batches.append(send_to_device(trainer.data_collator(rows), trainer.args.device))
         _pass(trainer, batches[0])
-        _wait(device)
-        began, passes = time.perf_counter(), 0
+        began, passes = clock.wait(), 0
         while passes < PASSES or time.perf_counter() - began < seconds:
             _pass(trainer, batches[passes % len(batches)])
-            _wait(device)
+            clock.wait()
             passes += 1
         return passes * size / (time.perf_counter() - began)
 
@@ -139,11 +141,6 @@ def _pass(trainer: Any, batch: dict[str, Any]) -> None:
     with trainer.accelerator.autocast():
         loss = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=count)
     loss.backward()
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 @contextmanager

@@ -8,15 +8,12 @@ muster.core.recipe.Recipe with its own `data`, which answers where its answers d
 train.py, which its ranks run:
 
 build(context, arguments) -> Built      the trainer, its data and how to count a batch
-Answerer(folder, recipe, device)        the saved model; its answer(questions) -> (answers, seconds)
+Answerer(folder, recipe, device)        the saved model, derived from Answerer of worker/answering.py
 
-and for `muster ask --evaluate` either questions(recipe, cache), the held-out ones with their answers, or for
-a held-out set that is not questions score(answerer, cache, limit), its figures.
-
-It may have saved(folder), which the first rank calls when the trained model is there. An Answerer whose
-answers grow word by word has `tokenizer`, and `streamer`, which it gives to Transformers' generate. One
-that trains nothing, such as `fabric`, has measure instead, which takes the context, forms its own process
-group, and emits what it finds as events; no model is saved then;
+and for `muster ask --evaluate` questions(recipe, cache), the held-out ones with their answers, unless the
+Answerer has a `score` of its own. A workload whose recipe says `trains = False`, such as `fabric`, has
+measure instead, which takes the context, forms its own process group, and emits what it measures as events;
+no model is saved then;
 
 model.py, where the recipe's `traced` is true: TRACED, how the model is made and fed to be traced
 (muster/worker/tracing/tasks.py).

@@ -31,8 +31,8 @@ class DdpSpec(EngineSpec):
     bucket: ClassVar[int] = 25 * 2**20  # bytes, at least
 
     def states(self, spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States:
-        """With several ranks the reducer keeps the gradients once more, in buckets (gradient_as_bucket_view
-        is off)."""
+        """Count a whole model; with several ranks the reducer keeps the gradients once more, in buckets
+        (gradient_as_bucket_view is off)."""
         own = unspread(spread, tensors)
         if spread.casts and spread.element < spread.kept:
             own = replace(own, passes={"copies in half precision": spread.element * elements(tensors)})
@@ -41,8 +41,8 @@ class DdpSpec(EngineSpec):
         return replace(own, held={**own.held, "buckets": own.gradients["gradients"]})
 
     def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
-        """Gradients in buckets, the first one of at least 1 MiB, in the order in which they are ready; only
-        the last micro-step of an optimizer step exchanges (accelerate's no_sync)."""
+        """List the buckets of gradients, the first one of at least 1 MiB, in the order in which they are
+        ready; only the last micro-step of an optimizer step exchanges (accelerate's no_sync)."""
         segments: list[Segment] = []
         filled, most, kept = 0, FIRST_BUCKET, spread.kept
         whole = kept * sum(p.numel for p in parameters if p.trained) or 1

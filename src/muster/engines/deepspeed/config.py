@@ -113,13 +113,15 @@ _GATHER = "stage3_gather_16bit_weights_on_model_save"
 
 
 def read_user_config(path: str) -> dict[str, Any]:
-    """A user's DeepSpeed JSON, as DeepSpeed reads it. Raises RecipeError."""
+    """Read a user's DeepSpeed JSON, every key known; comments and trailing commas are read as DeepSpeed reads
+    them (hjson), and keys that begin with _ are comments. Raises RecipeError naming the nearest real key."""
     return _unaliased(checked(read_file(path), where=path))
 
 
 def checked(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """With the values that DeepSpeed makes of it. Raises RecipeError at the first key that DeepSpeed would
-    silently ignore, that has a value which it refuses, or that asks for what Muster does not train with."""
+    """Check a configuration. -> it, with the values that DeepSpeed makes of it. Raises RecipeError at the
+    first key that DeepSpeed would silently ignore, that has a value which it refuses, or that asks for what
+    Muster does not train with."""
     config = converted(config, where=where)
     zero = section(config, "zero_optimization")
     for name, alias in source()["aliases"].items():
@@ -165,7 +167,8 @@ def checked(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
 
 
 def user_batch(config: Mapping[str, Any]) -> dict[str, int]:
-    """The batch numbers that a user's file fixes: any of micro, accumulation, global. Raises RecipeError."""
+    """Return the batch numbers that a user's file fixes: any of micro, accumulation, global. Raises
+    RecipeError."""
     fixed = {}
     for key, name in _BATCH_KEYS.items():
         value = config.get(key, "auto")
@@ -180,7 +183,7 @@ def user_batch(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _optimizer_class(config: Mapping[str, Any]) -> str:
-    """The class that DeepSpeed makes of the optimizer that a file names (_configure_basic_optimizer of
+    """Name the class that DeepSpeed makes of the optimizer that a file names (_configure_basic_optimizer of
     runtime/engine.py); empty: it names none."""
     optimizer, zero = section(config, "optimizer"), section(config, "zero_optimization")
     kind = str(optimizer.get("type") or "")
@@ -251,12 +254,12 @@ _ADAM = {"betas": {"beta1": 0.9, "beta2": 0.999}, "eps": {"epsilon": 1e-8}}
 
 
 def _is_adam(config: Mapping[str, Any]) -> bool:
-    """Whether the optimizer that a file names is Adam or AdamW."""
+    """Return whether the optimizer that a file names is Adam or AdamW."""
     return str(section(config, "optimizer").get("type")).lower() in ("adam", "adamw")
 
 
 def _adam_defaults(config: Mapping[str, Any]) -> dict[str, float]:
-    """The fields of the recipe's `train` that an Adam of the file leaves to DeepSpeed."""
+    """Return the fields of the recipe's `train` that an Adam of the file leaves to DeepSpeed."""
     if not _is_adam(config):
         return {}
     params = section(section(config, "optimizer"), "params")
@@ -264,8 +267,8 @@ def _adam_defaults(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def other_optimizer(config: Mapping[str, Any]) -> str | None:
-    """The optimizer that a file names, where it is not AdamW. DeepSpeed's Adam is AdamW unless adam_w_mode is
-    false (_configure_basic_optimizer of runtime/engine.py)."""
+    """Name a file's optimizer where it is not AdamW. DeepSpeed's Adam is AdamW unless adam_w_mode is false
+    (_configure_basic_optimizer of runtime/engine.py)."""
     optimizer = section(config, "optimizer")
     kind = optimizer.get("type")
     if kind is None:
@@ -287,7 +290,7 @@ _KEPT: dict[str, tuple[int, tuple[str, ...]]] = {
 
 
 def moments(config: Mapping[str, Any], *, offloaded: bool) -> int | None:
-    """The fp32 values that the optimizer keeps of each weight beside its copy; None: not known here.
+    """Count the fp32 values that the optimizer keeps of each weight beside its copy; None: not known here.
 
     Sources: deepspeed/runtime/engine.py (_configure_basic_optimizer), ops/lion/cpu_lion.py (which keeps a
     second one that it never reads), torch/optim.
@@ -303,7 +306,8 @@ def moments(config: Mapping[str, Any], *, offloaded: bool) -> int | None:
 
 
 def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the recipe's `train` that a user's file fixes ("auto" fixes nothing). Raises RecipeError.
+    """Return the fields of the recipe's `train` that a user's file fixes ("auto" fixes nothing). Raises
+    RecipeError.
 
     Of an Adam that the file names, what it leaves out is DeepSpeed's default.
     """
@@ -339,7 +343,7 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cycles_momentum(config: Mapping[str, Any]) -> bool:
-    """Whether OneCycle sets the betas of the optimizer, which it does where that has some."""
+    """Return whether OneCycle sets the betas of the optimizer, which it does where that has some."""
     scheduler = section(config, "scheduler")
     cycles = scheduler.get("type") == "OneCycle" and section(scheduler, "params").get("cycle_momentum", True)
     taken = source()["optimizers"].get(_optimizer_class(config), "betas")
@@ -347,14 +351,15 @@ def _cycles_momentum(config: Mapping[str, Any]) -> bool:
 
 
 def _overruling(config: Mapping[str, Any]) -> Any:
-    """The rate that the file's scheduler sets in place of the optimizer's; "auto": it leaves that open."""
+    """Return the rate that the file's scheduler sets in place of the optimizer's; "auto": it leaves that
+    open."""
     scheduler = section(config, "scheduler")
     name, default = _OVERRULES.get(str(scheduler.get("type")), ("", "auto"))
     return section(scheduler, "params").get(name, default)
 
 
 def _cycled_betas(config: Mapping[str, Any]) -> list[Any]:
-    """The betas with which OneCycle begins (lr_schedules.py, OneCycle._initialize_momentum)."""
+    """Return the betas with which OneCycle begins (lr_schedules.py, OneCycle._initialize_momentum)."""
     return [section(section(config, "scheduler"), "params").get("cycle_min_mom", 0.8), 0.99]
 
 
@@ -372,13 +377,13 @@ _UNPLANNED = (
 
 
 def given_config(recipe: Recipe) -> dict[str, Any]:
-    """What the user says to DeepSpeed itself: the own file, if any, with engine.options laid over it."""
+    """Merge what the user gives DeepSpeed itself: the own file, if any, with engine.options laid over it."""
     engine = recipe.engine
     return _renamed(_lay(read_user_config(engine.config) if engine.config else {}, _options(engine.options)))
 
 
 def uncounted(config: Mapping[str, Any]) -> list[str]:
-    """The keys of a configuration that change what ranks hold or send, and that no plan counts."""
+    """Name the keys of a configuration that change what ranks hold or send, and that no plan counts."""
     values = {
         f"{name}.{key}" if key else name: section(config, name).get(key) if key else config.get(name)
         for name, key in _UNPLANNED
@@ -409,8 +414,8 @@ def gradient_bytes(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def user_rise(config: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The key and the steps after which a file's scheduler reaches its highest rate, 0 where it has no such
-    steps; None: the recipe's warm-up counts. Raises RecipeError."""
+    """Return the key and the steps after which a file's scheduler reaches its highest rate, 0 where it has no
+    such steps; None: the recipe's warm-up counts. Raises RecipeError."""
     scheduler = section(config, "scheduler")
     params = section(scheduler, "params")
     if not scheduler.get("type"):
@@ -427,8 +432,8 @@ def user_rise(config: Mapping[str, Any]) -> tuple[str, int] | None:
 
 
 def _unaliased(config: Mapping[str, Any]) -> dict[str, Any]:
-    """With one key for each field of ZeRO: DeepSpeed takes stage3_max_live_parameters and others without
-    stage3_ too."""
+    """Rename keys so that each field of ZeRO has one: DeepSpeed takes stage3_max_live_parameters and others
+    without stage3_ too."""
     zero, aliases = section(config, "zero_optimization"), source()["aliases"]
     return (
         {**config, "zero_optimization": {aliases.get(key, key): each for key, each in zero.items()}}
@@ -438,7 +443,7 @@ def _unaliased(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(config: dict[str, Any]) -> dict[str, Any]:
-    """With the sections that DeepSpeed takes old keys for (zero/config.py, cpu_offload)."""
+    """Replace old keys by the sections that DeepSpeed takes them for (zero/config.py, cpu_offload)."""
     zero = section(config, "zero_optimization")
     zero.pop("cpu_offload_use_pin_memory", None)  # which it ignores
     for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
@@ -448,12 +453,12 @@ def _renamed(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def tracker_packages(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the monitors that a configuration switches on import (deepspeed/monitor/utils.py)."""
+    """Name what the monitors that a configuration switches on import (deepspeed/monitor/utils.py)."""
     return tuple(package for key, package in _TRACKERS.items() if section(config, key).get("enabled") is True)
 
 
 def written(config: Mapping[str, Any]) -> dict[str, Path]:
-    """What DeepSpeed writes by itself -> the file or folder, from the rank's own folder."""
+    """Name what DeepSpeed writes by itself -> the file or folder, from the rank's own folder."""
     profiler, paths = section(config, "flops_profiler"), {}
     if profiler.get("enabled") and profiler.get("output_file"):
         paths["flops_profiler"] = Path(profiler["output_file"])
@@ -465,7 +470,7 @@ def written(config: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def user_schedule(config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The scheduler that a user's configuration has: (what it does, what it leaves to Muster); None: the
+    """Describe the scheduler of a user's configuration: (what it does, what it leaves to Muster); None: the
     recipe's schedule. Raises RecipeError for a warm-up that DeepSpeed does not know."""
     scheduler = section(config, "scheduler")
     name = scheduler.get("type")
@@ -485,7 +490,7 @@ def user_schedule(config: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _course(config: Mapping[str, Any]) -> str:
-    """From where to where a scheduler takes the rate, and what else it changes, for people."""
+    """Describe from where to where a scheduler takes the rate, and what else it changes."""
     scheduler = section(config, "scheduler")
     name, params = str(scheduler.get("type")), section(scheduler, "params")
     if name == "LRRangeTest":
@@ -536,7 +541,7 @@ def user_decisions(recipe: Recipe, stage: int | None) -> list[Decision]:
 
 
 def _complete_scheduler(config: dict[str, Any]) -> None:
-    """What a scheduler of DeepSpeed leaves out becomes the recipe's, where DeepSpeed has a default of its
+    """Fill what a scheduler of DeepSpeed leaves out from the recipe, where DeepSpeed has a default of its
     own: a logarithmic warm-up, 1000 steps of it, a rate of 0.001."""
     scheduler = section(config, "scheduler")
     if scheduler.get("type") not in _SCHEDULERS:
@@ -550,8 +555,8 @@ def _complete_scheduler(config: dict[str, Any]) -> None:
 
 
 def _complete_optimizer(config: dict[str, Any]) -> None:
-    """The rate of a file's optimizer is the recipe's where it is left out (DeepSpeed's is 0.001); rate and
-    betas are the scheduler's where that sets them: Transformers refuses two that differ."""
+    """Fill the rate of a file's optimizer from the recipe where it is left out (DeepSpeed's is 0.001); rate
+    and betas are the scheduler's where that sets them: Transformers refuses two that differ."""
     optimizer, rate = section(config, "optimizer"), _overruling(config)
     if optimizer.get("type"):
         params = section(optimizer, "params")
@@ -578,8 +583,8 @@ def user_precision(config: Mapping[str, Any]) -> str | None:
 
 
 def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, Any]:
-    """The JSON that DeepSpeed gets: Muster's from engine.zero and engine.offload, or the user's file; with
-    engine.options laid over it, and the batch and precision that were decided."""
+    """Make the JSON that DeepSpeed gets: Muster's from engine.zero and engine.offload, or the user's file;
+    with engine.options laid over it, and the batch and precision that were decided. Raises RecipeError."""
     if recipe.engine.config:
         config = read_user_config(recipe.engine.config)
     else:
@@ -676,7 +681,7 @@ def _check_together(config: Mapping[str, Any]) -> None:
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Of a value of a type that DeepSpeed knows by name."""
+    """Return the bytes of a value of a type that DeepSpeed knows by name."""
     return 4 if "32" in dtype or dtype == "float" else 2
 
 
@@ -694,8 +699,8 @@ def _check_tested(config: Mapping[str, Any]) -> None:
 
 
 def fill_auto(config: Mapping[str, Any], recipe: Recipe, width: int | None) -> dict[str, Any]:
-    """The configuration of a decided recipe with its "auto" values filled. `width`: the model's hidden size;
-    None: not known here.
+    """Fill the "auto" values of a decided recipe's configuration. `width`: the model's hidden size; None: not
+    known here.
 
     Source: transformers/integrations/deepspeed.py, trainer_config_process and trainer_config_finalize.
     """
@@ -720,8 +725,8 @@ def fill_auto(config: Mapping[str, Any], recipe: Recipe, width: int | None) -> d
 
 
 def by_width(width: int) -> dict[str, int]:
-    """What Transformers makes of sizes that are "auto", by the model's hidden size: all of stage 3, and the
-    bucket of any stage."""
+    """Return what Transformers makes of sizes that are "auto", by the model's hidden size: all of stage 3,
+    and the bucket of any stage."""
     return {
         _BUCKET: width**2,
         "stage3_prefetch_bucket_size": int(0.9 * width**2),
@@ -734,7 +739,7 @@ def _fill(there: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def _inside(config: dict[str, Any], *path: str) -> dict[str, Any]:
-    """A section to be changed in place; one that is not there: an empty one that is in nothing."""
+    """Return a section to be changed in place; for one that is not there, an empty one that is in nothing."""
     for key in path:
         own = config.get(key)
         config = own if isinstance(own, dict) else {}
@@ -748,7 +753,8 @@ def user_stage(config: Mapping[str, Any]) -> int | None:
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """As DeepSpeed reads them. Raises RecipeError for what would lose against the recipe's own keys."""
+    """Read engine.options as DeepSpeed does. Raises RecipeError for what would lose against the recipe's own
+    keys."""
     options = checked(options, where="engine.options")
     for key, name in _BATCH_KEYS.items():
         if key in options:
@@ -766,7 +772,7 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def open_stages(recipe: Recipe) -> list[int]:
-    """The stages of ZeRO that the recipe leaves open, mildest first; one where it says which.
+    """List the stages of ZeRO that the recipe leaves open, mildest first; one where it gives a stage.
 
     Raises RecipeError where the user's own configuration says one as well.
     """

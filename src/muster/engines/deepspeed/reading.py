@@ -54,21 +54,21 @@ _BOUND = re.compile(r"([<>]=?)([\d.e+-]+)")
 
 @cache
 def source() -> dict[str, Any]:
-    """What dev/deepspeed_keys.py read in the source of DeepSpeed and PyTorch."""
+    """Load what dev/deepspeed_keys.py read in the source of DeepSpeed and PyTorch."""
     text = resources.files(__package__).joinpath("keys.json").read_text(encoding="utf-8")
     made: dict[str, Any] = json.loads(text)
     return made
 
 
 def known_keys() -> dict[str, Any]:
-    """DeepSpeed's keys with the names of their types; None: of any type, or a section without a list."""
+    """Return DeepSpeed's keys with the names of their types; None: any type, or a section without a list."""
     keys: dict[str, Any] = source()["keys"]
     return keys
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """A JSON object as it stands in a file; comments and trailing commas are read as DeepSpeed reads them
-    (hjson), and keys that begin with _ are comments. Raises RecipeError."""
+    """Return a JSON object as it stands in a file; comments and trailing commas are read as DeepSpeed reads
+    them (hjson), and keys that begin with _ are comments. Raises RecipeError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for key, count in Counter(key for key, _ in pairs).items():
@@ -94,14 +94,14 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def converted(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """With each value as DeepSpeed's reader makes it, without what it takes for not given, and without keys
+    """Convert each value as DeepSpeed's reader does, without what it takes for not given, and without keys
     that mean nothing to it. Raises RecipeError at the first key that it does not know, or whose value it
     refuses or would stumble over later."""
     return _section(config, known_keys(), "", where)
 
 
 def without_effect(config: Mapping[str, Any]) -> list[str]:
-    """The keys of a file that DeepSpeed passes over."""
+    """Return the keys of a file that DeepSpeed passes over."""
     inner = {f"{key}.{name}" for key, value in config.items() if isinstance(value, dict) for name in value}
     return sorted(_WITHOUT_EFFECT & {*config, *inner})
 
@@ -133,7 +133,7 @@ def _section(
 
 
 def _value(value: Any, kind: str, path: str, where: str, *, lax: bool) -> Any:
-    """A value as pydantic reads it (`lax`), else as it is, where it works as what it should be."""
+    """Return a value as pydantic reads it (`lax`), else as it is, where it works as what it should be."""
     reader, words, own, bool_is_number = _reader(kind)
     given = [value] if kind == "list[str]" and isinstance(value, str) else value
     if own is bool:
@@ -154,8 +154,8 @@ def _value(value: Any, kind: str, path: str, where: str, *, lax: bool) -> Any:
 
 @cache
 def _reader(kind: str) -> tuple[TypeAdapter[Any], str, type, bool]:
-    """What checks a value of a type of keys.json, what it must be in words, the type itself, and whether true
-    counts as 1."""
+    """Return what checks a value of a type of keys.json, what it must be in words, the type itself, and
+    whether true counts as 1."""
     if "|" in kind:
         taken = kind.rstrip("?").split("|")
         literal: Any = Literal[tuple(taken)]
@@ -171,7 +171,7 @@ def _reader(kind: str) -> tuple[TypeAdapter[Any], str, type, bool]:
 
 
 def _unknown(key: str, allowed: Mapping[str, Any], prefix: str, where: str) -> RecipeError:
-    """What DeepSpeed does with a key that it does not know: most sections refuse it."""
+    """Make the error of a key that DeepSpeed does not know: most sections refuse it."""
     name = prefix.rstrip(".")
     strict = name in source()["strict"]
     what = f"{prefix + key!r} is not a key that DeepSpeed knows; it would "
@@ -190,7 +190,7 @@ def _unknown(key: str, allowed: Mapping[str, Any], prefix: str, where: str) -> R
 
 
 def _bare(value: Any) -> bool:
-    """Whether it is a text that would be a number, true or false without its quotes."""
+    """Return whether it is a text that would be a number, true or false without its quotes."""
     try:
         return isinstance(value, str) and not isinstance(json.loads(value), str | list | dict | None)
     except ValueError:
@@ -198,6 +198,6 @@ def _bare(value: Any) -> bool:
 
 
 def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A copy of a section of a configuration; empty where it is none."""
+    """Copy a section of a configuration; empty where it is none."""
     value = config.get(key)
     return dict(value) if isinstance(value, Mapping) else {}

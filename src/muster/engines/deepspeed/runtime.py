@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from muster.core.errors import RecipeError, WorkerError
 from muster.engines.deepspeed import config as configuration
@@ -17,38 +17,115 @@ from muster.store import events
 from muster.store.atomic import write_text
 from muster.store.sealed import MANIFEST
 from muster.worker.context import Context
+from muster.worker.engine import EngineRuntime
 from muster.worker.together import PATIENCE, backend, barrier
 
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def join(context: Context) -> None:
-    """The ranks meet, also where there is only one: DeepSpeed wants a group."""
-    try:
+class DeepSpeedRuntime(EngineRuntime):
+    """Let DeepSpeed spread the model, as its JSON says."""
+
+    shards_as_made: ClassVar[bool] = True
+
+    def join(self, context: Context) -> None:
+        """Meet the other ranks. DeepSpeed wants a group of one rank alone too. Raises RecipeError."""
+        try:
+            import deepspeed
+        except ImportError as error:
+            raise RecipeError(
+                f"DeepSpeed cannot be imported: {error}",
+                where="engine.name",
+                hint="pip install deepspeed there, or `muster prepare`",
+            ) from None
+        if context.device == "cpu":
+            # Its shared-memory all-reduce is compiled at the first start (most of a minute, and a C++
+            # compiler), and takes pretend hosts for one machine; gloo is there already.
+            compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
+            compatible["deepspeed_shm_comm"] = False
+        _announce_compiling(context)
+        deepspeed.init_distributed(dist_backend=backend(context), verbose=False, timeout=PATIENCE)
+
+    def arguments(self, context: Context) -> dict[str, Any]:
+        """Return TrainingArguments for DeepSpeed."""
+        config = dict(context.engine_config or {})
+        if not context.shared:
+            config["checkpoint"] = {**config.get("checkpoint", {}), "use_node_local_storage": True}
+        if recut(context, context.resumed):
+            config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
+        arguments: dict[str, Any] = {"deepspeed": config}
+        if "scheduler" in config:
+            arguments["lr_scheduler_type"] = "linear"  # Transformers wants one; DeepSpeed's own is used
+        return arguments
+
+    @contextmanager
+    def sharded(self, context: Context) -> Iterator[None]:
+        """Let Transformers know inside that models are cut into shards (ZeRO-3)."""
+        from transformers.integrations import HfDeepSpeedConfig
+
+        held = HfDeepSpeedConfig(context.engine_config)  # Transformers asks for it as long as it lives
+        yield
+        del held
+
+    @contextmanager
+    def gathered(self, parameter: Any) -> Iterator[bool]:
+        """Gather a parameter inside; the first rank changes it for all."""
+        if not hasattr(parameter, "ds_id"):
+            yield True
+            return
         import deepspeed
-    except ImportError as error:
-        raise RecipeError(
-            f"DeepSpeed cannot be imported: {error}",
-            where="engine.name",
-            hint="pip install deepspeed there, or `muster prepare`",
-        ) from None
-    if context.device == "cpu":
-        # Its shared-memory all-reduce is compiled at the first start (most of a minute, and a C++ compiler),
-        # and takes pretend hosts for one machine; gloo is there already.
-        compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
-        compatible["deepspeed_shm_comm"] = False
-    _tell_compiling(context)
-    deepspeed.init_distributed(dist_backend=backend(context), verbose=False, timeout=PATIENCE)
+
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+            yield deepspeed.comm.get_rank() == 0
+
+    @contextmanager
+    def readable(self, context: Context, checkpoint: Path) -> Iterator[Path]:
+        """Yield the checkpoint as it is. One that was cut for another number of ranks becomes DeepSpeed's
+        universal checkpoint, which the first rank makes beside it and removes afterwards."""
+        if not recut(context, checkpoint):
+            yield checkpoint
+            return
+        made = context.base / "universal" / checkpoint.name
+        if context.main:
+            _convert(checkpoint, made)
+        barrier()
+        try:
+            yield made
+        finally:
+            if context.main:
+                shutil.rmtree(made.parent, ignore_errors=True)
+
+    def complete(self, folder: Path, model: Any) -> None:
+        """Write the file `latest`, which DeepSpeed writes on rank 0 alone (0.19, runtime/engine.py)."""
+        steps = sorted(path.name for path in folder.glob("global_step*"))
+        if steps and not (folder / "latest").exists():
+            write_text(folder / "latest", steps[-1])
+
+    def skipped_steps(self, trainer: Any) -> int | None:
+        """Count skipped steps as DeepSpeed does, those before a checkpoint included; None: no engine yet."""
+        count: int | None = getattr(trainer.deepspeed, "skipped_steps", None)
+        return count
+
+    def written(self, context: Context) -> dict[str, Path]:
+        """Name what DeepSpeed wrote by itself -> the file or folder."""
+        places = configuration.written(context.engine_config or {})
+        return {what: path.absolute() for what, path in places.items() if path.exists()}
 
 
-def _tell_compiling(context: Context) -> None:
-    """Say so when an operator is compiled, at its first use on this machine: everything waits for it."""
+RUNTIME = DeepSpeedRuntime
+
+
+def _announce_compiling(context: Context) -> None:
+    """Emit when an operator is compiled, at its first use on this machine: everything waits for it.
+
+    DeepSpeed has no callback for it, so its method is replaced (deepspeed 0.19, ops/op_builder/builder.py).
+    """
     from deepspeed.ops.op_builder.builder import OpBuilder
     from torch.utils import cpp_extension
 
     load = OpBuilder.jit_load
 
-    def told(self: Any, *given: Any, **named: Any) -> Any:
+    def announced(self: Any, *given: Any, **named: Any) -> Any:
         if Path(cpp_extension._get_build_directory(self.name, False), f"{self.name}.so").exists():
             return load(self, *given, **named)
         context.emit(events.Phase, name="compile", what=self.name)
@@ -57,96 +134,20 @@ def _tell_compiling(context: Context) -> None:
         finally:
             context.emit(events.Phase, name="compiled", what=self.name)
 
-    OpBuilder.jit_load = told
+    OpBuilder.jit_load = announced
 
 
-def arguments(context: Context) -> dict[str, Any]:
-    """TrainingArguments for DeepSpeed."""
-    config = dict(context.engine_config or {})
-    if not context.shared:
-        config["checkpoint"] = {**config.get("checkpoint", {}), "use_node_local_storage": True}
-    if recut(context, checkpoint_of(context)):
-        config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
-    arguments: dict[str, Any] = {"deepspeed": config}
-    if "scheduler" in config:
-        arguments["lr_scheduler_type"] = "linear"  # Transformers wants one; DeepSpeed's own is used
-    return arguments
-
-
-@contextmanager
-def sharded(context: Context) -> Iterator[None]:
-    """Inside, Transformers knows that models are cut into shards (ZeRO-3)."""
-    from transformers.integrations import HfDeepSpeedConfig
-
-    held = HfDeepSpeedConfig(context.engine_config)  # Transformers asks for it as long as it lives
-    yield
-    del held
-
-
-@contextmanager
-def gathered(parameter: Any) -> Iterator[bool]:
-    """A parameter whole; the first rank changes it for all."""
-    if not hasattr(parameter, "ds_id"):
-        yield True
-        return
-    import deepspeed
-
-    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-        yield deepspeed.comm.get_rank() == 0
-
-
-def skipped_steps(trainer: Any) -> int | None:
-    """As its engine counts them, those before a checkpoint included; None: there is no engine yet."""
-    count: int | None = getattr(trainer.deepspeed, "skipped_steps", None)
-    return count
-
-
-def written(context: Context) -> dict[str, Path]:
-    """What DeepSpeed wrote by itself -> the file or folder."""
-    places = configuration.written(context.engine_config or {})
-    return {what: path.absolute() for what, path in places.items() if path.exists()}
-
-
-def complete(folder: Path, model: Any) -> None:
-    """The file `latest`, which it writes on rank 0 alone (0.19, runtime/engine.py)."""
-    steps = sorted(path.name for path in folder.glob("global_step*"))
-    if steps and not (folder / "latest").exists():
-        write_text(folder / "latest", steps[-1])
-
-
-def checkpoint_of(context: Context) -> Path:
-    """The checkpoint that the job goes on from."""
-    return context.checkpoints / f"checkpoint-{context.resume_step}"
-
-
-def recut(context: Context, checkpoint: Path) -> bool:
-    """Whether a checkpoint's optimizer states were cut for another number of ranks. On a disk of its own a
-    host has its ranks' parts alone, and `muster resume` has refused other numbers of ranks."""
-    if not context.resume_step or not context.shared:
+def recut(context: Context, checkpoint: Path | None) -> bool:
+    """Return whether a checkpoint's optimizer states were cut for another number of ranks. On a disk of its
+    own a host has its ranks' parts alone, and `muster resume` has refused other numbers of ranks."""
+    if checkpoint is None or not context.shared:
         return False
     parts = list(checkpoint.glob("global_step*/*_optim_states.pt"))
     return bool(parts) and len(parts) != context.world_size
 
 
-@contextmanager
-def readable(context: Context, checkpoint: Path) -> Iterator[Path]:
-    """The checkpoint as these ranks can load it: as it is, or, cut for another number of ranks, as
-    DeepSpeed's universal checkpoint, which the first rank makes beside it. It is gone afterwards."""
-    if not recut(context, checkpoint):
-        yield checkpoint
-        return
-    made = context.base / "universal" / checkpoint.name
-    if context.main:
-        _convert(checkpoint, made)
-    barrier()
-    try:
-        yield made
-    finally:
-        if context.main:
-            shutil.rmtree(made.parent, ignore_errors=True)
-
-
 def _convert(checkpoint: Path, made: Path) -> None:
+    """Write a checkpoint into the folder `made` as a universal one. Raises WorkerError."""
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir(parents=True)
     for path in checkpoint.iterdir():

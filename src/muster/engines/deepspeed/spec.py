@@ -99,7 +99,7 @@ class DeepSpeedSpec(EngineSpec):
             )
 
     def given(self, recipe: Recipe) -> Fixed:
-        """By the user's own file, with engine.options laid over it."""
+        """Return what the user's own file fixes, with engine.options laid over it."""
         engine, fixed = recipe.engine, self.fixed(configuration.given_config(recipe))
         if engine.config:  # a file without a stage is of DeepSpeed's
             return replace(fixed, stage=fixed.stage or 0, spread=True)
@@ -107,7 +107,7 @@ class DeepSpeedSpec(EngineSpec):
         return replace(fixed, spread=bool(decided))
 
     def fixed(self, config: Mapping[str, Any]) -> Fixed:
-        """What is not "auto"."""
+        """Return what is not "auto"."""
         kind = str(configuration.section(config, "scheduler").get("type"))
         schedule = configuration.NEAREST_SCHEDULES.get(kind)
         return Fixed(
@@ -136,13 +136,13 @@ class DeepSpeedSpec(EngineSpec):
         return configuration.fill_auto(config, recipe, width)
 
     def compiles(self, section: Mapping[str, Any]) -> bool:
-        """CPU Adam, for an optimizer in host memory."""
+        """Return whether CPU Adam is compiled, for an optimizer in host memory."""
         return section.get("offload") not in (None, "none") or bool(section.get("config"))
 
     # --- how the model is spread -------------------------------------------------------------------------
 
     def spread_of(self, recipe: Recipe, precision: str, width: int) -> dict[str, Any]:
-        """Stage, offload and sizes, a user's own file included."""
+        """Return stage, offload and sizes, a user's own file included."""
         whole = configuration.deepspeed_config(recipe, Batch(1, 1, 1), precision)
         zero = whole.get("zero_optimization") or {}
         stage = int(zero.get("stage", 0))
@@ -169,15 +169,16 @@ class DeepSpeedSpec(EngineSpec):
         return sizes
 
     def sizes(self, stage: int, width: int) -> dict[str, Any]:
-        """Stages 1 and 2 have a bucket of their own; "auto" of stage 3 is Transformers', by the hidden size
-        (transformers/integrations/deepspeed.py, trainer_config_finalize)."""
+        """Return the sizes of a stage: 1 and 2 have a bucket of their own; "auto" of stage 3 is
+        Transformers', by the hidden size (transformers/integrations/deepspeed.py,
+        trainer_config_finalize)."""
         if stage < 3:
             return {"bucket": configuration.REDUCE_BUCKET if stage else 0}
         sizes = configuration.by_width(width).items()
         return {**{_SIZES[key][0]: value for key, value in sizes}, "overlap": True}
 
     def lighter(self, stage: int, offload: str) -> Iterator[dict[str, str]]:
-        """Higher stages; then offload, from the present stage on."""
+        """Yield higher stages; then offload, from the present stage on."""
         for higher in range(stage + 1, 4):
             yield {"engine.zero": str(higher)}
         for at in range(max(1, stage), 4):
@@ -190,11 +191,11 @@ class DeepSpeedSpec(EngineSpec):
         return True
 
     def weight_bytes(self, spread: ModelSpread) -> int:
-        """The copy in fp32 is the optimizer's."""
+        """Return the bytes in the model's precision: the copy in fp32 is the optimizer's."""
         return spread.element
 
     def shards_weights(self, stage: int, ranks: int = 2) -> bool:
-        """On one rank, one part."""
+        """Return whether the stage is 3; on one rank, that is one part."""
         return stage == 3
 
     def optimizer_parts(self, spread: ModelSpread) -> int:
@@ -208,7 +209,8 @@ class DeepSpeedSpec(EngineSpec):
         return _held_3(spread, tensors) if spread.stage == 3 else _held_1_2(spread, tensors, rank)
 
     def gathers_to_draw(self, spread: ModelSpread, tensors: Tensors) -> int | None:
-        """Stage 3: all of them, once for all tokens (trl/models/utils.py, unwrap_model_for_generation)."""
+        """Count all weights in stage 3, once for all tokens (trl/models/utils.py,
+        unwrap_model_for_generation)."""
         return spread.element * elements(tensors) if spread.stage == 3 and spread.ranks > 1 else None
 
     def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
@@ -221,7 +223,8 @@ class DeepSpeedSpec(EngineSpec):
         return IN_TURN if stage == 3 else 0.0
 
     def crossings(self, spread: ModelSpread) -> int:
-        """Stages 1 and 2: gradients down (stage 2: of every micro-step), weights up (`stage_1_and_2.py`).
+        """Count in stages 1 and 2: gradients down (stage 2: of every micro-step), weights up
+        (`stage_1_and_2.py`).
 
         Stage 3 (`stage3.py`): gradients down; of every further micro-step the sum up and down again
         (`partition_grads`); up for the norm and down to the optimizer
@@ -239,7 +242,8 @@ class DeepSpeedSpec(EngineSpec):
     def cannot_resume(
         self, recipe: Recipe, before: Job, places: Sequence[Placement], facts: Facts
     ) -> tuple[str, str] | None:
-        """It cuts its checkpoints by rank; on disks of their own, each has its ranks' parts alone."""
+        """Refuse other numbers of ranks where checkpoints cannot be cut anew, and hosts with disks of their
+        own that lack their ranks' parts: DeepSpeed cuts its checkpoints by rank."""
         if sum(place.slots for place in places) != before.world_size:
             whole = _cannot_recut(recipe, facts)
             if whole is None:
@@ -265,7 +269,7 @@ SPEC = DeepSpeedSpec
 
 
 def _cannot_recut(recipe: Recipe, facts: Facts) -> str | None:
-    """Why its checkpoints cannot be read by another number of ranks; None: they can.
+    """Return why its checkpoints cannot be read by another number of ranks; None: they can.
 
     With stages 0 to 2 the weights after it are those of a run that never stopped. With stage 3 updates were
     3 to 5 % others (DeepSpeed 0.19, universal checkpoints).
@@ -280,7 +284,7 @@ def _cannot_recut(recipe: Recipe, facts: Facts) -> str | None:
 
 
 def _offloads(stage: int, asked: Mapping[str, Mapping[str, Any]]) -> tuple[str, NvmeOffload]:
-    """What it moves to the host's memory, each part by itself, and what of it to a disk. Stage 0 moves
+    """Return what is moved to the host's memory, each part by itself, and what of it to a disk. Stage 0 moves
     nothing, and only stage 3 parameters, or anything to a disk (engine.py, _configure_zero_optimizer;
     stage3.py, _configure_offloading; stage_1_and_2.py, cpu_offload)."""
     able = {0: (), 3: ("optimizer", "param")}.get(stage, ("optimizer",))
@@ -305,7 +309,7 @@ def _number(config: Mapping[str, Any], key: str, default: int) -> int:
 
 _GROUP = configuration.GROUP
 _SPREAD = {"stage", "offload_optimizer", "offload_param", _GROUP}  # keys of zero_optimization
-# Its keys -> fields of ModelSpread, and its own defaults (zero/config.py). "auto" leaves what `sizes` said.
+# Its keys -> fields of ModelSpread, and its own defaults (zero/config.py). "auto" leaves what `sizes` gave.
 _SIZES = {
     "reduce_bucket_size": ("bucket", configuration.REDUCE_BUCKET),
     "stage3_prefetch_bucket_size": ("prefetch", 50_000_000),
@@ -331,10 +335,10 @@ NORM = 8  # bytes: gradients are converted to double, one tensor at a time (zero
 
 
 def _held_0(spread: ModelSpread, tensors: Tensors) -> States:
-    """Everything on every rank. In fp32 the optimizer is the bare one; in half precision an fp32 copy of each
-    parameter, and of each gradient during the step (FP16_UnfusedOptimizer; FP16_Optimizer, with DeepSpeed's
-    own Adam, flattens them as well). Gradients are flattened once more to be reduced, also on one rank.
-    """
+    """Count stage 0: everything on every rank. In fp32 the optimizer is the bare one; in half precision an
+    fp32 copy of each parameter, and of each gradient during the step (FP16_UnfusedOptimizer; FP16_Optimizer,
+    with DeepSpeed's own Adam, flattens them as well). Gradients are flattened once more to be reduced, also
+    on one rank."""
     e, own = spread.element, elements(trained(tensors))
     held = {"parameters": e * elements(tensors), "optimizer": 4 * spread.moments * own}
     gradients = {"gradients": e * own}
@@ -376,8 +380,8 @@ def _held_apart(spread: ModelSpread, tensors: Tensors) -> States:
 
 
 def _held_1_2(spread: ModelSpread, tensors: Tensors, rank: int | None) -> States:
-    """Each optimizer group is one flat tensor, padded to twice the ranks, of which a rank owns one part: with
-    an fp32 copy, also where the model is in fp32, and the optimizer's states.
+    """Count stages 1 and 2. Each optimizer group is one flat tensor, padded to twice the ranks; a rank owns
+    one part of it: with an fp32 copy, also where the model is in fp32, and the optimizer's states.
 
     Stage 1 keeps all gradients until they are reduced; then, and in stage 2 at once, those of a part stay,
     whole where they cross its edge (copy_grads_in_partition). The whole reduce bucket is allocated with the
@@ -435,7 +439,7 @@ def _held_1_2(spread: ModelSpread, tensors: Tensors, rank: int | None) -> States
 
 
 def _offloaded(spread: ModelSpread, groups: list[Tensors], parts: list[int], kept: int) -> Parts:
-    """Host memory of stages 1 and 2 with the optimizer offloaded. Its states are not pinned."""
+    """Count the host memory of stages 1 and 2 with the optimizer offloaded. Its states are not pinned."""
     e, pinned = spread.element, spread.pinned
     host = {
         "fp32 master": sum(pinned(4 * size) for size in parts),
@@ -450,18 +454,20 @@ def _offloaded(spread: ModelSpread, groups: list[Tensors], parts: list[int], kep
 
 
 def _piece(group: Tensors, size: int, rank: int | None) -> int:
-    """Elements of the largest piece of a tensor that a rank's part has; None: that any part may have."""
+    """Count the elements of the largest piece of a tensor that a rank's part has; None: that any part may
+    have."""
     if rank is None:
         return min(largest(group), size)
-    found, at, begin = 0, 0, rank * size
+    most, at, begin = 0, 0, rank * size
     for each in group:
-        found = max(found, min(at + each.numel, begin + size) - max(at, begin))
+        most = max(most, min(at + each.numel, begin + size) - max(at, begin))
         at += each.numel
-    return found
+    return most
 
 
 def _whole(group: Tensors, size: int, rank: int | None) -> int:
-    """Elements of the tensors of which a rank's part has some, counted whole; None: of the rank with most.
+    """Count the elements of all tensors that lie in a rank's part, wholly or partly, each whole; None: of the
+    rank with most.
 
     Source: zero/stage_1_and_2.py, get_partition_info.
     """
@@ -481,9 +487,9 @@ def _whole(group: Tensors, size: int, rank: int | None) -> int:
 
 
 def _held_3(spread: ModelSpread, tensors: Tensors) -> States:
-    """Each tensor is padded to the ranks and cut. Trained shards lie in one flat tensor, with one of their
-    gradients, an fp32 copy, also where the model is in fp32, and the optimizer's states; one reduce bucket
-    stays.
+    """Count stage 3. Each tensor is padded to the ranks and cut. Trained shards lie in one flat tensor, with
+    one of their gradients, an fp32 copy, also where the model is in fp32, and the optimizer's states; one
+    reduce bucket stays.
 
     Parameters of at most `persistence` elements are gathered again after each step and stay so. What is
     gathered in a pass: `_gathered`. In flight: the largest gradient, which does not fit the bucket as a
@@ -534,8 +540,8 @@ def _held_3(spread: ModelSpread, tensors: Tensors) -> States:
 
 
 def _second_copies(spread: ModelSpread, tensors: Tensors) -> Parts:
-    """hpZ's, where the parameters lie, from their first use after an update to the step's end
-    (_partition_param_sec; groups.py, _create_zero_param_parallel_group). Nothing without groups."""
+    """Count hpZ's second copies, where the parameters lie, from their first use after an update to the step's
+    end (_partition_param_sec; groups.py, _create_zero_param_parallel_group). Nothing without groups."""
     n = spread.ranks
     if not spread.group or n == 1:
         return {}
@@ -547,7 +553,8 @@ def _second_copies(spread: ModelSpread, tensors: Tensors) -> Parts:
 
 
 def _optimizer_on_host(spread: ModelSpread, part: int, subs: list[int]) -> Parts:
-    """The optimizer's states, fp32 copies and gradients; a rank's gradients as they are reduced.
+    """Count the optimizer's states, fp32 copies and gradients in host memory; a rank's gradients as they are
+    reduced.
 
     On a disk: of sub-groups that are large enough, whose states come by way of buffers of the largest one's
     size; the first step makes its moments beside them (SwapBufferManager, swap_in_optimizer_state).
@@ -569,8 +576,8 @@ def _optimizer_on_host(spread: ModelSpread, part: int, subs: list[int]) -> Parts
 def _parameters_on_host(
     spread: ModelSpread, tensors: Tensors, groups: list[list[int]], subs: list[int]
 ) -> Parts:
-    """Trained shards in one flat block a group; frozen ones as they are. Each had a block of its own while
-    the model was cut, which torch's allocator of pinned memory keeps (_partition_param).
+    """Count trained shards in one flat block a group; frozen ones as they are. Each had a block of its own
+    while the model was cut, which torch's allocator of pinned memory keeps (_partition_param).
 
     On a disk: what is over `kept`, and frozen shards that are large enough; they come by way of buffers, and
     go by way of one for all of the largest sub-group (_create_param_groups_fp16_flat_cpu_memory,
@@ -600,12 +607,12 @@ def _parameters_on_host(
 
 
 def _shards(tensors: Tensors, ranks: int) -> list[int]:
-    """Elements of each tensor's shard. Source: zero/partition_parameters.py, _aligned_size."""
+    """Count the elements of each tensor's shard. Source: zero/partition_parameters.py, _aligned_size."""
     return [-(-each.numel // ranks) for each in tensors]
 
 
 def _sub_groups(shards: list[int], size: int) -> list[int]:
-    """Elements of a group's sub-groups. Source: zero/stage3.py, _create_fp16_sub_groups."""
+    """Count the elements of a group's sub-groups. Source: zero/stage3.py, _create_fp16_sub_groups."""
     if size >= sum(shards):
         return [sum(shards)] if shards else []
     made, open_ = [], 0
@@ -618,7 +625,7 @@ def _sub_groups(shards: list[int], size: int) -> list[int]:
 
 
 def _gathered(spread: ModelSpread, tensors: Tensors) -> int:
-    """Elements of whole parameters at the end of a forward pass, at most.
+    """Count the elements of whole parameters at the end of a forward pass, at most.
 
     Each module that is reached fetches `prefetch` elements more, norms and containers as well, so that
     fetching runs ahead until `live` elements are there (_fetch_sub_module_impl). Without that: a module's
@@ -659,8 +666,8 @@ ALIGNMENT = 2  # elements x ranks: nccl_start_alignment_factor, to which stages 
 
 
 def _step(parameters: Sequence[Parameter], spread: ModelSpread) -> tuple[Call, ...]:
-    """The small calls: how many tokens a step has; a norm of the gradients for each group of the optimizer,
-    to clip them; whether half precision overflowed."""
+    """List the small calls: how many tokens a step has; a norm of the gradients for each group of the
+    optimizer, to clip them; whether half precision overflowed."""
     calls = counting(spread)
     if spread.sums_apart or (spread.stage == 0 and spread.element == 2):
         return tuple(calls)  # whose optimizers have whole gradients
@@ -716,9 +723,10 @@ def _reduces(sizes: Sequence[int], spread: ModelSpread) -> tuple[Call, ...]:
 
 
 def _exchanged_3(parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
-    """From its third step on, when it knows the order of modules. In groups (hpZ) trained weights are
-    gathered from all ranks in the first forward pass after an update, and from the group's second copy
-    afterwards; frozen ones always so (invalidate_secondary_tensor). The first micro-step is `last` here."""
+    """List the calls of stage 3 from its third step on, when it knows the order of modules. In groups (hpZ)
+    trained weights are gathered from all ranks in the first forward pass after an update, and from the
+    group's second copy afterwards; frozen ones always so (invalidate_secondary_tensor). The first micro-step
+    is `last` here."""
     stays = [p for p in parameters if p.numel <= spread.persistence]
     modules = [list(group) for _, group in groupby(parameters, key=lambda p: p.name.rpartition(".")[0])]
     again = _regathered(modules, spread.reuse) - set(stays)
@@ -739,12 +747,12 @@ def _exchanged_3(parameters: Sequence[Parameter], spread: ModelSpread) -> Traffi
 
 
 def _gather(parameters: Sequence[Parameter], spread: ModelSpread, group: int = 0) -> Call:
-    """Each tensor is padded so that every rank has the same number of its elements."""
+    """Gather tensors in one call, each padded so that every rank has the same number of its elements."""
     return Call("all-gather", spread.element * sum(up(p.numel, spread.ranks) for p in parameters), group)
 
 
 def _gathers(parameters: Sequence[Parameter], spread: ModelSpread, *, updated: bool) -> list[Call]:
-    """From all ranks, and from the group what it has. `updated`: it has none that is trained."""
+    """Gather from all ranks, and from the group what it has. `updated`: it has nothing that is trained."""
     far, near = list[Parameter](), list[Parameter]()
     for p in parameters:
         (near if spread.grouped and not (updated and p.trained) else far).append(p)
@@ -752,14 +760,14 @@ def _gathers(parameters: Sequence[Parameter], spread: ModelSpread, *, updated: b
 
 
 def buckets(sizes: Sequence[int], most: int) -> list[int]:
-    """A bucket is sent before the tensor that would overfill it."""
-    found, filled = [], 0
+    """Fill buckets: one is sent before the tensor that would overfill it."""
+    sent, filled = [], 0
     for size in sizes:
         if filled and filled + size > most:
-            found.append(filled)
+            sent.append(filled)
             filled = 0
         filled += size
-    return [*found, filled] if filled else found
+    return [*sent, filled] if filled else sent
 
 
 def _fetched(
@@ -769,7 +777,7 @@ def _fetched(
     *,
     updated: bool = False,
 ) -> list[Segment]:
-    """A pass through the modules: what each waits for, and what it fetches for those after it."""
+    """Pass through the modules: list what each waits for, and what it fetches for those after it."""
     whole = sum(p.numel for module in modules for p in module) or 1
     queue = [p for module in modules for p in module]
     place = {p: index for index, module in enumerate(modules) for p in module}
@@ -796,7 +804,8 @@ def _fetched(
 
 
 def _regathered(modules: Sequence[Sequence[Parameter]], reuse: int) -> set[Parameter]:
-    """What is dropped after a module's forward pass: its backward pass is further away than `reuse`."""
+    """Return what is dropped after a module's forward pass: its backward pass is further away than
+    `reuse`."""
     dropped: set[Parameter] = set()
     after = sum(p.numel for module in modules for p in module)
     for module in modules:
@@ -812,7 +821,7 @@ def _with_reduces(
     trained: Sequence[Parameter],
     spread: ModelSpread,
 ) -> list[Segment]:
-    """Each bucket goes off in the segment that fills it."""
+    """Add each bucket's call to the segment that fills it."""
     sizes = buckets([p.numel for p in trained], spread.bucket)
     made, waiting, done = [], list(sizes), 0
     for index, (segment, module) in enumerate(zip(segments, modules, strict=True)):

@@ -60,10 +60,10 @@ class FsdpSpec(EngineSpec):
         return _sharded(replace(spread, ranks=sharing), tensors, (rank or 0) % sharing)
 
     def traffic(self, parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
-        """Each transformer block is a unit, gathered in the forward pass and again in the backward pass,
-        but for the root, which stays; gradients are reduced and scattered in the last micro-step alone
-        (set_requires_gradient_sync), or in every one (sync_each_batch). Each tensor is padded along its first
-        dimension. On CPUs every call blocks.
+        """List the calls of a step. Each transformer block is a unit, gathered in the forward pass and again
+        in the backward pass, but for the root, which stays; gradients are reduced and scattered in the last
+        micro-step alone (set_requires_gradient_sync), or in every one (sync_each_batch). Each tensor is
+        padded along its first dimension. On CPUs every call blocks.
 
         In groups, gathers and scatters are a group's; then each rank reduces its part with those of the same
         place in the other groups (foreach_reduce, HSDP).
@@ -98,14 +98,15 @@ class FsdpSpec(EngineSpec):
         )  # fmt: skip
 
     def crossings(self, spread: ModelSpread) -> int:
-        """Gradients go down as they are reduced (foreach_reduce)."""
+        """Count the ways of gradients down, as they are reduced (foreach_reduce), and of weights up."""
         reduced = spread.micro_steps if spread.sync_each_batch else 1
         return reduced + 1 if spread.moves_optimizer else 1
 
     def cannot_resume(
         self, recipe: Recipe, before: Job, places: Sequence[Placement], facts: Facts
     ) -> tuple[str, str] | None:
-        """Several ranks read what any several saved."""
+        """Refuse one rank where several saved, and several where one did: several ranks read what any several
+        saved."""
         if (sum(place.slots for place in places) == 1) == (before.world_size == 1):
             return None
         return (
@@ -119,18 +120,18 @@ SPEC = FsdpSpec
 
 
 def _sharing(spread: ModelSpread) -> int:
-    """Ranks that the model is cut over."""
+    """Return the number of ranks that the model is cut over."""
     return spread.group if spread.grouped else spread.ranks
 
 
 def _padded(parameters: Sequence[Parameter], ranks: int) -> int:
-    """Elements of all, each padded along its first dimension so that every rank has the same."""
+    """Count all elements, each tensor padded along its first dimension so that every rank has the same."""
     return ranks * sum(_rows(each, ranks) for each in parameters)
 
 
 def _sharded(spread: ModelSpread, tensors: Tensors, rank: int) -> States:
-    """Shards of every tensor's first dimension, each with as many rows as the first rank's, usually in fp32;
-    a module at once is gathered in the chosen precision.
+    """Count shards of every tensor's first dimension, each with as many rows as the first rank's, usually in
+    fp32; a module at once is gathered in the chosen precision.
 
     Gathered: the root's own tensors from their first use to the end of the backward pass; the output's, with
     the last norm, until its gradients are there; of the others the one that computes, and the flat buffer
@@ -183,7 +184,7 @@ def _sharded(spread: ModelSpread, tensors: Tensors, rank: int) -> States:
 
 
 def _rows(tensor: Parameter, ranks: int, rank: int = 0) -> int:
-    """Elements of a rank's shard, as torch.chunk cuts it; the first rank's is as large as any."""
+    """Count the elements of a rank's shard, as torch.chunk cuts it; the first rank's is as large as any."""
     if not tensor.shape:
         return tensor.numel
     rows = -(-tensor.shape[0] // ranks)
@@ -200,7 +201,7 @@ class _Unit:
 
 
 def _units(spread: ModelSpread, tensors: Tensors) -> tuple[_Unit, _Unit, _Unit, _Unit]:
-    """The root, the output, the input embeddings by themselves, and the largest block.
+    """Divide the model: the root, the output, the input embeddings by themselves, and the largest block.
 
     The output and the last norm are what comes after the last block, where the embeddings are by themselves;
     where they are tied, all is the root's, from the first module on.

@@ -12,7 +12,7 @@ CONVERTED = "refs/convert/parquet"  # the hub's own copy of a data set as Parque
 
 
 def load(builder: str, where: str, hint: str | None = None, **options: Any) -> Any:
-    """One split, or all of them by name. `where`, `hint`: of the error. Raises DataError."""
+    """Load one split, or all of them by name. `where`, `hint`: of the error. Raises DataError."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -30,19 +30,19 @@ def load(builder: str, where: str, hint: str | None = None, **options: Any) -> A
 
 
 def held_part(parts: dict[str, Any]) -> str | None:
-    """The name of the part that is held out, of a hub data set's; None: it has none with rows."""
+    """Return the name of the held-out part of a hub data set; None: it has none with rows."""
     return next((name for name in HELD_OUT if name in parts and len(parts[name])), None)
 
 
 def unused_parts(parts: dict[str, Any], held: str | None) -> list[str]:
-    """The names of a hub data set's parts that are neither trained on nor held out."""
+    """Return the names of a hub data set's parts that are neither trained on nor held out."""
     used = [parts["train"], *([parts[held]] if held else [])]
     return [name for name, part in parts.items() if not any(part is each for each in used)]
 
 
 def hub_parts(name: str, subset: str | None = None, splits: Splits | None = None) -> dict[str, Any]:
-    """A hub data set's parts by their names; there is a train part, and the held-out one that `splits` wants
-    is called validation. Raises DataError."""
+    """Load a hub data set's parts by their names; there is a train part, and the held-out one that `splits`
+    wants is called validation. Raises DataError."""
     where = f"data.name={name}"
     hint = "without network access, download it and give data.path=FOLDER"
     loaded = dict(load(name, where, hint, name=subset))

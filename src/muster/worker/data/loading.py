@@ -18,7 +18,7 @@ CONTEXT = "dataloader_multiprocessing_context"  # of Transformers since 5.20 or 
 
 
 def loader_arguments(workers: int, module: str) -> dict[str, Any]:
-    """Transformers' arguments for so many loader processes of a rank. `module`: what each imports.
+    """Return Transformers' arguments for so many loader processes of a rank. `module`: what each imports.
 
     They are forks of a server that has imported the module and done nothing else: a fork of the rank would
     have whatever gloo's, NCCL's and CUDA's threads held at that moment, locks included. They stay between
@@ -55,7 +55,8 @@ class SharedBytes:
                 os.close(self.descriptor)  # what is mapped stays
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a loader process alone; a copy elsewhere, or without such memory, begins empty."""
+        """Hand the memory to a loader process alone; a copy elsewhere, or without such memory, begins
+        empty."""
         shares = self.descriptor >= 0 and get_spawning_popen() is not None
         return {"size": self.size, "descriptor": DupFd(self.descriptor) if shares else None}
 

@@ -69,8 +69,9 @@ class GroupedSampler(Sampler[int]):  # type: ignore[misc]
             yield from batch.tolist()
 
     def _similar(self, group: torch.Tensor) -> torch.Tensor:
-        """A group's samples with similar ones together. Of samples with two parts, each padded by itself, the
-        order that pads least: by the sum, or by one part, in bands, and by the other within a band."""
+        """Order a group so that similar samples stand together. Of samples with two parts, each padded by
+        itself, the order that pads least: by the sum, or by one part, in bands, and by the other within a
+        band."""
         lengths = self.lengths[group]
 
         def by(values: torch.Tensor) -> torch.Tensor:
@@ -86,7 +87,7 @@ class GroupedSampler(Sampler[int]):  # type: ignore[misc]
         return group[min(orders, key=lambda order: self._padded(lengths[order]))]
 
     def _padded(self, lengths: torch.Tensor) -> int:
-        """Tokens of whole batches with padding."""
+        """Count the tokens of whole batches with padding."""
         return int(lengths.reshape(-1, self.global_batch, lengths.shape[1]).amax(1).sum())
 
 

@@ -41,7 +41,8 @@ class QueryFailed(ValueError):
 
 
 def same_result(database: Path, predicted: str, expected: str) -> bool:
-    """Whether both statements give the same rows: in the same order if the expected one sorts, else in any.
+    """Return whether both statements give the same rows: in the same order if the expected one sorts, else in
+    any.
 
     A prediction that fails, is not one single SELECT, or runs past a limit is wrong: False. An expected
     statement that fails raises QueryFailed, and a missing database FileNotFoundError: there the data are at
@@ -56,7 +57,7 @@ def same_result(database: Path, predicted: str, expected: str) -> bool:
 
 
 def run_query(database: Path, sql: str) -> tuple[int, list[Row]]:
-    """The number of columns and the rows of one SELECT, run read-only and within limits."""
+    """Run one SELECT read-only and within limits. -> the number of columns, and the rows."""
     if not database.is_file():
         raise FileNotFoundError(f"no database file {database}")
     try:
@@ -75,7 +76,8 @@ def run_query(database: Path, sql: str) -> tuple[int, list[Row]]:
 
 
 def is_ordered(sql: str) -> bool:
-    """Whether the outermost SELECT has an ORDER BY (one in a nested query doesn't order the result)."""
+    """Return whether the outermost SELECT has an ORDER BY (one in a nested query doesn't order the
+    result)."""
     text, before = SKIPPED.sub(" ", sql), ""
     while text != before:
         text, before = NESTED.sub(" ", text), text
@@ -118,7 +120,8 @@ def _same_rows(left: Sequence[Row], right: Sequence[Row], *, ordered: bool) -> b
 
 
 def _key(row: Row) -> tuple[tuple[tuple[int, float, str], ...], tuple[tuple[int, float, str], ...]]:
-    """A sorting key that puts nearly equal floats side by side: rounded cells first, then exact ones."""
+    """Return a sorting key that puts nearly equal floats side by side: rounded cells first, then exact
+    ones."""
     return tuple(_rank(cell, rounded=True) for cell in row), tuple(_rank(cell, rounded=False) for cell in row)
 
 

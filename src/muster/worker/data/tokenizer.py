@@ -6,18 +6,26 @@ from collections.abc import Iterable
 from typing import Any
 
 from tokenizers import processors
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from muster.core.recipe import Model
 from muster.store.tokens import byte_level, named_tokenizer
-
-__all__ = ["named_tokenizer", "train_text_tokenizer", "train_tokenizer"]
+from muster.worker.models import load_from
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # ids 0, 1, 2, as T5 has them
 LENGTH = 512
 
 
+def load_tokenizer(model: Model) -> Any | None:
+    """Load the tokenizer that a recipe names, or its model's own; None: one is to be trained on the data.
+    Raises RecipeError."""
+    name = named_tokenizer(model)
+    where = "model.name" if model.tokenizer == "auto" else "model.tokenizer"
+    return None if name is None else load_from(AutoTokenizer.from_pretrained, name, where)
+
+
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer in T5's style: `</s>` is appended, and any text comes back unchanged.
+    """Train a byte-level BPE tokenizer in T5's style: `</s>` is appended, and any text comes back unchanged.
 
     The texts should be what the model will see: prefixed questions and SQL. The same texts give the same
     tokenizer.
@@ -59,7 +67,8 @@ TEXT_END = "<|endoftext|>"
 
 
 def train_text_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer in GPT-2's style: any text comes back unchanged, nothing is added to it.
+    """Train a byte-level BPE tokenizer in GPT-2's style: any text comes back unchanged, nothing is added to
+    it.
 
     Entry 0 is `<|endoftext|>`, which joins documents. The same texts give the same tokenizer. There are fewer
     entries than `vocab_size` where the texts have no more pairs to merge.

@@ -17,8 +17,12 @@ from muster.worker.workloads.base import Built
 
 
 def attach_instruments(context: Context, built: Built) -> tuple[WeightWatch, Meter, LogCallback]:
-    """Attach everything that measures a training to its trainer. -> who knows whether weights changed, the
-    seconds, and whether time was up."""
+    """Attach everything that measures a training to its trainer. -> those that hold whether weights changed,
+    the seconds, and whether time was up.
+
+    Some replace methods of the trainer object: Transformers has no callback around a forward pass, a
+    micro-step or the fetch of a batch, and a third party's trainer need not derive from Muster's.
+    """
     recipe, measure = context.recipe, context.recipe.measure
     trainer = built.trainer
     weights = WeightWatch()
@@ -28,7 +32,7 @@ def attach_instruments(context: Context, built: Built) -> tuple[WeightWatch, Met
         if measure.flops and built.flops
         else None
     )
-    # What a compiled model is called by is no longer Python's; a GPU's own waiting cannot be told apart.
+    # A compiled model's parts are no calls of Python's; a GPU's own waiting is part of its kernels.
     apart = context.device != "cuda" or not context.spec.shards_weights(recipe.engine.stage)
     feed = Feed(context.device)
     feed.attach(trainer)
@@ -40,7 +44,7 @@ def attach_instruments(context: Context, built: Built) -> tuple[WeightWatch, Met
         flops,
         measure.profiled,
         Computing(context.device) if apart and not recipe.train.compiled else None,
-        getattr(context.engine, "skipped_steps", None),
+        context.engine.skipped_steps,
         feed=feed,
         after=built.after,
     )

@@ -42,12 +42,13 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
         self.places: dict[int, int] = {}  # a module's id -> its place in the model
         self.names: list[str] = []  # of all modules, by their place
         self.wanted = False  # this optimizer step ends a window
-        self.found: dict[int, torch.Tensor] = {}  # place -> [largest, -smallest], on the device
+        self.ends: dict[int, torch.Tensor] = {}  # place -> [largest, -smallest], on the device
         self.marks: list[tuple[Any, Any]] = []  # begin and end of each measurement
-        self.told = False
+        self.noted = False
 
     def attach(self, trainer: Any) -> None:
-        """Look into the forward passes that any Transformers trainer trains with."""
+        """Watch the forward passes that any Transformers trainer trains with (attach.py says why by its
+        methods)."""
         self.trainer = trainer
         original = trainer.compute_loss
 
@@ -62,7 +63,8 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, every attention function that the interface hands out is measured."""
+        """Measure every attention function that the interface hands out inside. It has no callback, so its
+        method is replaced for that time."""
         handed = AttentionInterface.get_interface
 
         def get_interface(interface: Any, *arguments: Any, **named: Any) -> Any:
@@ -75,33 +77,33 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
             AttentionInterface.get_interface = handed
 
     def measured(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """An attention function that first notes its logits' extremes."""
+        """Wrap an attention function so that it first notes its logits' extremes."""
 
         def attention(module: Any, query: Any, key: Any, *rest: Any, **named: Any) -> Any:
             place = self.places.get(id(module))
             if place is not None:
                 begin = self.clock.now()
                 ends = extremes(query, key, named.get("scaling"), named.get("position_bias"))
-                before = self.found.get(place)
-                self.found[place] = ends if before is None else torch.maximum(before, ends)
+                before = self.ends.get(place)
+                self.ends[place] = ends if before is None else torch.maximum(before, ends)
                 self.marks.append((begin, self.clock.now()))
             return function(module, query, key, *rest, **named)
 
         return attention
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The model is complete now."""
+        """Number the modules: the model is complete now."""
         modules = list(self.trainer.model.named_modules())
         self.names = [name for name, _ in modules]
         self.places = {id(module): place for place, (_, module) in enumerate(modules)}
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Whether the step that begins is the last one of a window."""
+        """Decide whether the step that begins is the last one of a window."""
         step = state.global_step + 1
         self.wanted = step % self.window == 0 or step >= state.max_steps
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Over all ranks: the largest, the smallest, and the seconds of the slowest."""
+        """Reduce over all ranks: the largest, the smallest, and the seconds of the slowest."""
         if not self.wanted:
             return
         self.wanted = False
@@ -109,18 +111,18 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
         # A column per module, so that ranks agree on it whatever each has seen; the last is for the seconds.
         table = torch.full((3, len(self.names) + 1), -math.inf, device=self.device)
         table[0, -1] = sum(self.clock.seconds(*pair) for pair in self.marks)  # of the measurements
-        for place, ends in self.found.items():
+        for place, ends in self.ends.items():
             table[:2, place] = ends
             table[2, place] = 1.0
         if initialised():
             torch.distributed.all_reduce(table, op=torch.distributed.ReduceOp.MAX)
-        self.found.clear()
+        self.ends.clear()
         self.marks.clear()
         if self.main:
-            self.tell(state.global_step, *table.tolist())
+            self.report(state.global_step, *table.tolist())
 
-    def tell(self, step: int, largest: list[float], negated: list[float], seen: list[float]) -> None:
-        """The event; or, once, that there is nothing to see."""
+    def report(self, step: int, largest: list[float], negated: list[float], seen: list[float]) -> None:
+        """Emit the event; or, once, a note that no attention was seen."""
         places = [place for place in range(len(self.names)) if seen[place] > 0]
         if places:
             two_stacks = bool(getattr(self.trainer.model.config, "is_encoder_decoder", False))
@@ -139,8 +141,8 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
                 smallest=[_number(-negated[place]) for place in places],
                 seconds=largest[-1],
             )
-        elif not self.told:
-            self.told = True
+        elif not self.noted:
+            self.noted = True
             self.emit(
                 events.Noted,
                 text="measure.attention saw no layer: this model's attention does not go through "
@@ -152,7 +154,7 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
 def extremes(
     query: torch.Tensor, key: torch.Tensor, scale: float | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """[largest, -smallest] of query @ key^T * scale + bias, in fp32, holding CHUNK logits at once.
+    """Return [largest, -smallest] of query @ key^T * scale + bias, in fp32, holding CHUNK logits at once.
 
     query: [batch, heads, length, size]; key: [batch, key heads, key length, size], each for heads / key heads
     queries in a row; scale: None for size^-0.5; bias: broadcasts to [batch, heads, length, key length].
@@ -187,8 +189,8 @@ def extremes(
 
 
 def layer_names(modules: Sequence[str], *, two_stacks: bool) -> list[str]:
-    """Short names for attention modules, by their names in the model: layer0; with two stacks encoder.layer0,
-    decoder.layer0 and decoder.layer0.cross. The full names where short ones would not tell them apart."""
+    """Shorten the names of attention modules: layer0; with two stacks encoder.layer0, decoder.layer0 and
+    decoder.layer0.cross. The full names stay where short ones would be alike."""
     short = [_short(name, two_stacks) for name in modules]
     return short if len(set(short)) == len(short) else list(modules)
 
@@ -205,5 +207,5 @@ def _short(name: str, two_stacks: bool) -> str:
 
 
 def _number(value: float) -> float | None:
-    """Six digits are more than fp32 logits deserve; None for what is not finite."""
+    """Round to six digits, more than fp32 logits deserve; None for what is not finite."""
     return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -1,9 +1,9 @@
-"""The keeper: a checkpoint counts as complete only when every rank has written its part, and old ones go.
+"""A checkpoint counts as complete only when every rank has written its part, and old ones go.
 
-The keeper asks for a checkpoint where the recipe's schedule has one; the trainer writes it, and one of its
-last step; the keeper then waits for all ranks and writes a manifest of the files with their sizes and hashes,
-last (store/sealed.py). A folder without its manifest, or with a file that differs from it, is never resumed
-from. The manifest's own hash goes to the controller with the event.
+The callback asks for a checkpoint where the recipe's schedule has one; the trainer writes it, and one of its
+last step; the callback then waits for all ranks and writes, last, a manifest of the files with their sizes
+and hashes (store/sealed.py). A folder without its manifest, or with a file that differs from it, is never
+resumed from. The manifest's own hash goes to the controller with the event.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from muster.store import events
 from muster.store.atomic import write_text
 from muster.store.sealed import MANIFEST, digest_of
 from muster.store.sealed import seal as seal_folder
-from muster.worker.context import Context
+from muster.worker.context import CHECKPOINT, Context
 from muster.worker.together import barrier
 
-PREFIX = "checkpoint-"
 STATE = "trainer_state.json"
 
 
@@ -42,15 +41,14 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
         self.began = time.perf_counter()
         if control.should_save:
             if self.context.saver:  # left from before, as of an attempt that went further: not to be mixed
-                drop(self.context.checkpoints / f"{PREFIX}{state.global_step}")
+                drop(self.context.checkpoint(state.global_step))
             barrier()
 
     def on_save(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """All ranks have written: seal the folder, then drop the oldest."""
-        folder = self.context.checkpoints / f"{PREFIX}{state.global_step}"
-        complete = getattr(self.context.engine, "complete", None)
-        if complete and self.context.saver and not self.context.main:
-            complete(folder, model)
+        """Seal the folder once all ranks have written, then drop the oldest."""
+        folder = self.context.checkpoint(state.global_step)
+        if self.context.saver and not self.context.main:
+            self.context.engine.complete(folder, model)
         barrier()
         if self.context.saver:
             written = time.perf_counter()
@@ -65,7 +63,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
                 sealing=now - written,
                 manifest=digest,
             )
-        barrier()  # nobody drops an old checkpoint before the new one is complete on every disk
+        barrier()  # no old checkpoint goes before the new one is complete on every disk
         if self.context.saver:
             prune(self.context.checkpoints, self.context.recipe.checkpoint.keep, state.global_step)
 
@@ -85,9 +83,9 @@ def prune(folder: Path, keep: int | str, newest: int) -> None:
     What is newer is of an attempt that went further: not this one's, and replaced when it comes there.
     """
     numbered = sorted(
-        (int(path.name.removeprefix(PREFIX)), path)
-        for path in folder.glob(f"{PREFIX}*")
-        if path.name.removeprefix(PREFIX).isdigit()
+        (int(path.name.removeprefix(CHECKPOINT)), path)
+        for path in folder.glob(f"{CHECKPOINT}*")
+        if path.name.removeprefix(CHECKPOINT).isdigit()
     )
     past = [(step, path) for step, path in numbered if step <= newest]
     complete = [step for step, path in past if (path / MANIFEST).is_file()]

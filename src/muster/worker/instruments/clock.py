@@ -15,7 +15,7 @@ class DeviceClock:
         self.cuda = device == "cuda"
 
     def now(self) -> Any:
-        """A moment."""
+        """Record a moment."""
         if not self.cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -23,11 +23,11 @@ class DeviceClock:
         return event
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Between two moments; on a GPU, when it was waited for."""
+        """Return the seconds between two moments; on a GPU, once it was waited for."""
         return float(begin.elapsed_time(end) / 1000 if self.cuda else end - begin)
 
     def wait(self) -> float:
-        """Until the device has done all that it was told. -> the host's time then."""
+        """Wait until the device has done all its work. -> the host's time then."""
         if self.cuda:
             torch.cuda.synchronize()
         return time.perf_counter()

@@ -1,11 +1,11 @@
 """What a rank does by itself in its steps, and what it waits for others in them.
 
 Ranks that train together take the same time for a step, since all wait for the slowest in its collectives.
-What each does between them differs, and tells who that is, in any job, without a run for it.
+What each does between them differs, and shows which one that is, in any job, without a run for it.
 
 On CPUs waiting is a call of Python's, `Work.wait`, wherever it is made; and under DDP the end of the backward
 pass, when all gradients are there and their sums are not. On GPUs waiting is the device's, between its
-kernels: only forward passes are told there, which exchange nothing under DDP and ZeRO-1 and 2.
+kernels: only forward passes are timed there, which exchange nothing under DDP and ZeRO-1 and 2.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Computing:
         self.hooks: dict[int, Any] = {}  # on parameters, under DDP
 
     def attach(self, trainer: Any) -> None:
-        """Look at the trainer's steps from now on."""
+        """Time the trainer's steps from now on. PyTorch and accelerate have no callback around a backward
+        pass, a wait or an optimizer's step, so their methods are replaced until `detach`."""
         model = trainer.accelerator.unwrap_model(trainer.model)
         for hook in (
             model.register_forward_pre_hook(self._begin),
@@ -69,17 +70,17 @@ class Computing:
             self.undo.pop()()
 
     def mark(self) -> None:
-        """A step has ended."""
+        """Note that a step has ended."""
         self.marked = self.waited
 
     def pause(self) -> None:
-        """What was waited for since the last step's end is no step's: a checkpoint, an evaluation."""
+        """Forget the waiting since the last step's end: a checkpoint's, an evaluation's."""
         self.waited = self.marked
 
     def take(self) -> Callable[[], tuple[float | None, dict[str, float]]]:
-        """-> mean seconds of a forward pass (None: there were none); and seconds by part: forward, backward,
-        optimizer, waiting; of a GPU only forward. Since it was asked last, to be read when the device was
-        waited for."""
+        """Return mean seconds of a forward pass (None: there were none), and seconds by part: forward,
+        backward, optimizer, waiting; of a GPU only forward. They are those since the last call, to be read
+        once the device was waited for."""
         passes, count, parts = self.passes, self.count, self.parts
         if not self.clock.cuda and self.undo:
             parts["waiting"] = self.waited
@@ -109,8 +110,7 @@ class Computing:
         self.undo.append(undo)
 
     def _timed(self, part: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, whose own time is the part's: without what it waits for, and what other parts
-        take within it."""
+        """Wrap a function so that its own time is the part's, without its waiting and the parts within it."""
 
         @functools.wraps(original)
         def timed(*rest: Any, **named: Any) -> Any:
@@ -157,7 +157,8 @@ class Computing:
             self.order[id(parameter)] = parameter
 
     def _keep_last(self) -> None:
-        """After the first backward pass: a call for each gradient of each step would be one too many."""
+        """Keep the hooks of the last gradients alone, after the first backward pass: a call for each gradient
+        of each step would cost too much."""
         if len(self.hooks) > LAST:
             last = list(self.order)[-LAST:]
             for key, hook in self.hooks.items():

@@ -41,7 +41,7 @@ class BatchKind:
     tensors: tuple[tuple[str, torch.dtype, int, tuple[int, ...]], ...]
 
     def batch(self, samples: int, lengths: Lengths) -> dict[str, torch.Tensor]:
-        """A batch of meta tensors."""
+        """Make a batch of meta tensors."""
         return {
             name: torch.empty(
                 (samples, lengths[index], *rest) if index >= 0 else (samples, *rest),
@@ -62,7 +62,7 @@ class Signature:
 
 
 def signature(inputs: Mapping[str, Any], two_stacks: bool) -> Signature:
-    """A micro-batch as its shape. Encoder and decoder have a length of their own; images have none.
+    """Describe a micro-batch by its shape. Encoder and decoder have a length of their own; images have none.
 
     Where tensors of one stack differ in length, all their sizes are taken for fixed ones. Bytes are pixels,
     which a trainer normalises before the model reads them.
@@ -97,7 +97,7 @@ class Rule:
     ) -> None:
         self.count = count
         self.formula = formula
-        self.known: dict[Lengths, Fraction] = {}
+        self.per_sample: dict[Lengths, Fraction] = {}
         self.rule: Callable[[Lengths], Fraction | int | None] | None = None
         self.polynomial: Callable[[Lengths], Fraction] | None = None
         self.through: set[Lengths] = set()  # lengths that the polynomial goes through
@@ -105,25 +105,25 @@ class Rule:
         self.method = "counted"
 
     def counted(self, lengths: Lengths) -> bool:
-        """Whether nothing is left to count for a batch."""
-        return lengths in self.known or self.rule is not None
+        """Return whether a batch of these lengths is counted, or has a rule."""
+        return lengths in self.per_sample or self.rule is not None
 
     def __call__(self, samples: int, lengths: Lengths) -> int:
-        """Operations of a batch."""
+        """Return the operations of a batch."""
         return round(samples * self._per_sample(samples, lengths))
 
     def _per_sample(self, samples: int, lengths: Lengths) -> Fraction:
-        if lengths in self.known:
-            return self.known[lengths]
+        if lengths in self.per_sample:
+            return self.per_sample[lengths]
         if self.rule is not None:
             return Fraction(self.rule(lengths) or 0)
-        self.known[lengths] = Fraction(self.count(samples, lengths), samples)
-        if self.searching and len(self.known) > 1:
+        self.per_sample[lengths] = Fraction(self.count(samples, lengths), samples)
+        if self.searching and len(self.per_sample) > 1:
             self._find_rule()
-        return self.known[lengths]
+        return self.per_sample[lengths]
 
     def _find_rule(self) -> None:
-        """The formula where it says what was counted, else the polynomial where it does.
+        """Take the formula where it agrees with what was counted, else the polynomial where that does.
 
         What the polynomial was made of is no proof: it waits for a length that it does not go through.
         """
@@ -135,7 +135,7 @@ class Rule:
         except (ValueError, RuntimeError, IndexError):  # too short, or shapes that this model refuses
             self.searching = False
             return
-        if self.through.issuperset(self.known):
+        if self.through.issuperset(self.per_sample):
             return
         self.searching = False
         if self._says_the_same(self.polynomial):
@@ -146,12 +146,12 @@ class Rule:
             self.through.add(lengths)
             return Fraction(self.count(FEW, lengths), FEW)
 
-        return quadratic(count, tuple(max(each) for each in zip(*self.known, strict=True)))
+        return quadratic(count, tuple(max(each) for each in zip(*self.per_sample, strict=True)))
 
     def _says_the_same(self, rule: Callable[[Lengths], Fraction | int | None]) -> bool:
         return all(
             (operations := rule(lengths)) is not None and abs(operations - value) <= SAME * value
-            for lengths, value in self.known.items()
+            for lengths, value in self.per_sample.items()
         )
 
 
@@ -167,7 +167,7 @@ class FlopsCounter:
         self.rules: dict[BatchKind, tuple[Rule, Rule | None]] = {}
         self.seconds = 0.0
         self.runs = 0
-        self.met = False  # whether the ranks have told each other which lengths there are
+        self.met = False  # whether the ranks have exchanged which lengths there are
         self.trouble: str | None = None
         self.double: Any = None
         self.config: dict[str, Any] = {}
@@ -193,12 +193,12 @@ class FlopsCounter:
             self.in_step.append(signature(inputs, self.two_stacks))
 
     def step(self) -> None:
-        """A step is over."""
+        """Note that a step is over."""
         self.in_window.append(self.in_step)
         self.in_step = []
 
     def counted(self) -> bool:
-        """Whether `close` has nothing left to count, nor to ask the other ranks."""
+        """Return whether `close` has nothing left to count, nor to ask the other ranks."""
         return self.met and (
             self.double is None
             or all(
@@ -210,7 +210,7 @@ class FlopsCounter:
         )
 
     def close(self, skipped: Collection[int] = ()) -> dict[str, int | None]:
-        """Operations of the window, as fields of its event; None where they could not be counted.
+        """Return the window's operations as fields of its event; None where they could not be counted.
 
         skipped: numbers of its steps that a loss scaler threw away; they were not used.
         """
@@ -234,7 +234,7 @@ class FlopsCounter:
         }
 
     def _meet(self, seen: Counter[Signature]) -> None:
-        """The first window's lengths on all ranks are counted by all of them: nobody waits later on."""
+        """Count the first window's lengths of all ranks on each rank, so that no rank waits later on."""
         alike = {(each.kind, each.lengths): each for rank in gather(list(seen)) for each in rank}
         order = sorted(alike.values(), key=lambda each: (each.lengths, each.samples))
         shown = order[-1] if order else None
@@ -244,7 +244,7 @@ class FlopsCounter:
                 if self.double is not None:
                     self._work(each)
             if shown is not None and self.double is not None:
-                self._tell(shown)
+                self._emit_count(shown)
         except Exception as error:
             self._give_up(error)
         troubles = [each for each in gather(self.trouble) if each]  # the ranks go on together
@@ -253,7 +253,7 @@ class FlopsCounter:
             if self.main:
                 self.emit(events.Noted, text=f"{NO_FLOPS}: {troubles[0]}")
 
-    def _tell(self, shown: Signature) -> None:
+    def _emit_count(self, shown: Signature) -> None:
         work, formula = self._work(shown), self._formula(shown.samples, shown.lengths)
         model, _ = self.rules[shown.kind]
         if self.main:

@@ -137,7 +137,7 @@ def _whole(value: Any) -> int:
 
 
 def read(path: Path) -> KernelTrace:
-    """What counts of a trace. Raises NoSummary where it is none, or ends early."""
+    """Read what counts of a trace. Raises NoSummary where it is none, or ends early."""
     trace = KernelTrace()
     try:
         with (gzip.open if path.suffix == ".gz" else open)(
@@ -154,7 +154,7 @@ def read(path: Path) -> KernelTrace:
 
 
 def _events(stream: TextIO) -> Iterator[dict[str, Any]]:
-    """The objects of `traceEvents`, one at a time."""
+    """Yield the objects of `traceEvents`, one at a time."""
     decoder, text, at = json.JSONDecoder(strict=False), "", -1
     while at < 0:
         more = stream.read(_CHUNK)
@@ -251,22 +251,22 @@ class TraceSteps:
         return call[0].start if call else work.start
 
     def busy(self) -> float:
-        """µs in which anything runs on the device."""
+        """Return the µs in which anything runs on the device."""
         return self._covered(self.device)
 
     def alone(self, kind: Callable[[Work], bool]) -> float:
-        """µs in which nothing but this kind runs."""
+        """Return the µs in which nothing but this kind runs."""
         return max(0.0, self.busy() - self._covered([each for each in self.device if not kind(each)]))
 
     def _covered(self, work: Sequence[Work]) -> float:
         return _length(_union(work, self.begin, self.end))
 
     def kernels(self) -> list[KernelTime]:
-        """The longest kernels that the steps launch."""
+        """Return the longest kernels that the steps launch."""
         return self._longest((each.name, each.end - each.start) for each in self.own if each.kind == "kernel")
 
     def operators(self) -> list[KernelTime]:
-        """The operators on the CPU that take longest, without those that they call."""
+        """Return the operators on the CPU that take longest, without those that they call."""
         return self._longest(
             (span.name, span.end - span.start - inner)
             for thread in self.trace.operators.values()
@@ -285,12 +285,12 @@ class TraceSteps:
         ]
 
     def launches(self) -> float:
-        """Calls that launch kernels, in a step: a graph's kernels have one."""
+        """Count the calls of a step that launch kernels: a graph's kernels have one."""
         kernels = [each.launch for each in self.own if each.kind == "kernel"]
         return (len(set(kernels) - {0}) + kernels.count(0)) / self.count
 
     def copied(self) -> dict[str, float]:
-        """Bytes of a step by direction; of host memory that is not pinned apart."""
+        """Return bytes of a step by direction; of host memory that is not pinned apart."""
         sizes: dict[str, float] = {}
         for each in self.own:
             if each.kind == "copy":
@@ -301,11 +301,11 @@ class TraceSteps:
         return dict(sorted(sizes.items(), key=lambda each: -each[1]))
 
     def fetching(self) -> float:
-        """µs in which the thread of the steps fetches batches."""
+        """Return the µs in which the thread of the steps fetches batches."""
         return _length(_union(self.trace.fetches.get(self.thread, []), self.begin, self.end))
 
     def waits(self) -> list[Wait]:
-        """Those of the steps, with what is around them."""
+        """Return the waits of the steps, with what is around them."""
         starts = [each.start for each in self.marks]
         waits = [each for each in self.trace.waits if self.begin <= each[0].start < self.marked]
         operators = self._around(self.trace.operators, waits)
@@ -322,7 +322,7 @@ class TraceSteps:
 
     @staticmethod
     def _around(spans: Mapping[str, list[Span]], waits: Sequence[tuple[Span, str]]) -> list[list[Span]]:
-        """For each of the waits, which are in order, the spans of its thread that hold its begin: the
+        """Find for each of the waits, which are in order, the spans of its thread that hold its begin: the
         outermost first."""
         stacks: list[list[Span]] = [[] for _ in waits]
         for thread in {each for _, each in waits} & spans.keys():
@@ -338,16 +338,16 @@ class TraceSteps:
         return stacks
 
     def places(self) -> dict[tuple[int, str], list[str | None]]:
-        """Of each step and kind of wait, the places in their order."""
+        """Return the places of each step and kind of wait, in their order."""
         places: dict[tuple[int, str], list[str | None]] = defaultdict(list)
         for each in _first_of_each(self.waits()):
             places[each.step, each.call].append(each.place)
         return places
 
     def idle(self) -> _Idle:
-        """Why the device has nothing to do, in each gap: until the host launches what comes next it waits for
-        batches, for what a wait of a thread that launches held up, or for launches; from then on the gap is
-        the device's own."""
+        """Add up the idle time of the device by cause. Until the host launches what comes next the device
+        waits for batches, for what a wait of a launching thread held up, or for launches; the rest of a gap
+        is its own."""
         idle = _Idle()
         fetches = _union(self.trace.fetches.get(self.thread, []), self.begin, self.end)
         overheads = _union(self.trace.overheads, self.begin, self.end)
@@ -381,7 +381,8 @@ class TraceSteps:
 
 
 def _dry(waits: Sequence[Span], free: float, launched: float) -> Span | None:
-    """The wait in which the device ran out of work at `free`, since what follows was launched after it."""
+    """Find the wait in which the device ran out of work at `free`, since what follows was launched after
+    it."""
     last = bisect.bisect_right(waits, (free + _SLACK, math.inf, "")) - 1
     for each in waits[max(0, last - 3) : last + 1][::-1]:
         if free <= each.end + _SLACK and launched >= each.end - _SLACK:
@@ -404,7 +405,7 @@ def _cut_blame(waits: Sequence[Wait], after: dict[Span, float]) -> float:
 
 
 def _own_time(spans: list[Span]) -> list[tuple[Span, float]]:
-    """Each operator of a thread with the time of those directly within it."""
+    """Pair each operator of a thread with the time of those directly within it."""
     inner: list[float] = []
     order = sorted(spans, key=lambda each: (each.start, -each.end))
     open_: list[int] = []
@@ -419,7 +420,7 @@ def _own_time(spans: list[Span]) -> list[tuple[Span, float]]:
 
 
 def _union(spans: Sequence[Any], begin: float, end: float) -> list[Span]:
-    """Intervals of (start, end, ...) within two times, those that overlap as one."""
+    """Join intervals of (start, end, ...) that overlap, cut to two times."""
     merged: list[Span] = []
     for each in sorted(spans):
         start, stop = max(each[0], begin), min(each[1], end)
@@ -437,7 +438,7 @@ def _length(spans: Iterable[Span]) -> float:
 
 
 def _within(spans: Sequence[Span], begin: float, end: float) -> float:
-    """How much of a time intervals cover that do not overlap and are in order."""
+    """Measure how much of a time intervals cover that do not overlap and are in order."""
     covered = 0.0
     for index in range(max(0, bisect.bisect_right(spans, (begin, math.inf, "")) - 1), len(spans)):
         start, stop, _ = spans[index]
@@ -448,7 +449,7 @@ def _within(spans: Sequence[Span], begin: float, end: float) -> float:
 
 
 def _first_of_each(waits: Iterable[Wait]) -> Iterator[Wait]:
-    """One of the calls that are within the same operator."""
+    """Yield one of the calls that are within the same operator."""
     seen: set[tuple[str, float]] = set()
     for each in waits:
         if (each.call, each.whole) not in seen:
@@ -462,8 +463,9 @@ def _grouped(
     idle: Mapping[Span, float],
     steps: TraceSteps,
 ) -> list[DeviceWait]:
-    """Waits by operator and place. Where a step has as many of a kind as the step whose lines are known, the
-    n-th of them is at the n-th place; where it has fewer, a place is known if all have the same."""
+    """Group waits by operator and place. Where a step has as many of a kind as the step whose lines are
+    marked, the n-th of them is at the n-th place; where it has fewer, all of them are, if that place is
+    one."""
     last: dict[str, list[str | None]] = {}
     for (_, call), own_places in sorted(places.items(), key=lambda each: each[0][0]):
         last[call] = own_places  # of the last step

@@ -21,8 +21,8 @@ _OWN = ("muster/worker/instruments/lines.py", "muster/worker/instruments/profile
 
 @cache
 def shown(file: str) -> str | None:
-    """A source file for people: below the folder that its package is in, or below this one. None: of Python
-    itself, of PyTorch, or no file."""
+    """Shorten a source file's name for people: below the folder that its package is in, or below this one.
+    None: a file of Python itself or of PyTorch, or no file."""
     if file.startswith((_TORCH, "<")) or file.endswith(_OWN):
         return None
     for folder in (_PACKAGES, _MUSTER, f"{Path.cwd()}/"):
@@ -47,7 +47,7 @@ class LineMarks:
             self.line, self.call = map(torch.compiler.disable, (self._line, self._call))
 
     def start(self) -> None:
-        """From the next line on, of all functions that run now as well."""
+        """Mark from the next line on, of all functions that run now as well."""
         self.before = sys.gettrace()
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:

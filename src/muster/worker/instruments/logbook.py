@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from muster.core.errors import WorkerError
 from muster.failures.table import known_failures
-from muster.marks import Pulse
+from muster.progress import Pulse
 from muster.store import events
 from muster.worker.context import Emitter
 
@@ -32,11 +32,11 @@ class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
         self.pulse = pulse
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An optimizer step."""
+        """Beat for an optimizer step."""
         self.pulse.beat(state.global_step)
 
     def _beat(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Another sign of life."""
+        """Beat for anything else that the trainer does."""
         self.pulse.beat()
 
     on_substep_end = on_prediction_step = on_evaluate = on_save = on_log = on_train_begin = _beat
@@ -55,18 +55,19 @@ class LogCallback(TrainerCallback):  # type: ignore[misc]
         self.next_rate: float | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The time of training begins."""
+        """Begin the time of training."""
         self.deadline = time.monotonic() + 60 * self.max_minutes if self.max_minutes else None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
-        """The learning rate that this step will use; after it, engines differ in which one they tell."""
+        """Note the learning rate that this step will use; after the step, engines differ in which one they
+        give."""
         if optimizer is not None:
             self.next_rate = float(optimizer.param_groups[0]["lr"])
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """A loss that is not a number ends the run: nothing good comes after it."""
+        """Emit a log. Raises WorkerError for a loss that is not a number: nothing good comes after it."""
         logs = logs or {}
         if self.main and "loss" in logs:
             self.emit(
@@ -88,7 +89,7 @@ class LogCallback(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """The held-out loss, or the reward of held-out answers."""
+        """Emit the held-out loss, or the reward of held-out answers."""
         metrics = metrics or {}
         loss, others = finite(metrics.get("eval_loss")), figures(metrics, "eval_")
         if self.main and (loss is not None or others):
@@ -114,7 +115,8 @@ class LogCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def figures(logs: dict[str, Any], before: str = "") -> dict[str, float]:
-    """The workload's further figures of a log, by Muster's names; what is no finite number is left out."""
+    """Pick the workload's further figures of a log, by Muster's names; what is no finite number is left
+    out."""
     numbers = {
         label: finite(logs.get(before + name)) for name, label in FIGURES.items() if before + name in logs
     }
@@ -122,7 +124,7 @@ def figures(logs: dict[str, Any], before: str = "") -> dict[str, float]:
 
 
 def finite(value: Any) -> float | None:
-    """A number as a float; None for nothing, nan and infinity."""
+    """Return a number as a float; None for nothing, nan and infinity."""
     if value is None:
         return None
     number = float(value)

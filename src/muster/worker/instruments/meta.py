@@ -18,11 +18,12 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from muster.core.flops import MatmulWork
 from muster.worker.float8 import is_float8
+from muster.worker.models import without_cache
 
 
 def _grouped(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwargs: Any) -> int:
-    """Operations of products of rows with the matrix of their group, as a mixture of experts has them: every
-    row with one matrix, or, for the matrices' gradients, every row once."""
+    """Count operations of products of rows with the matrix of their group, as a mixture of experts has them:
+    every row with one matrix, or, for the matrices' gradients, every row once."""
     groups = left.shape[0] if left.ndim == right.ndim == 3 else 1
     return int(2 * groups * left.shape[-2] * left.shape[-1] * right.shape[-1])
 
@@ -32,7 +33,7 @@ if hasattr(torch.ops.aten, "_grouped_mm"):  # PyTorch 2.13's counter has no form
 
 
 def double(model: Any) -> Any:
-    """A copy of a model on the meta device, in training mode, with plain (eager) attention.
+    """Copy a model to the meta device, in training mode, with plain (eager) attention.
 
     Plain attention is counted in full, whatever kernel the model itself uses. Call it before an engine wraps
     the model.
@@ -45,29 +46,27 @@ def double(model: Any) -> Any:
             elif is_float8(layer):  # the same products, without the casts
                 layer.__class__ = torch.nn.Linear
     made.train()
-    config: Any = getattr(made, "config", None)
-    if getattr(config, "use_cache", None):
-        config.use_cache = False
+    without_cache(made)
     if hasattr(made, "set_attn_implementation"):
         made.set_attn_implementation("eager")
     return made
 
 
 def _in_bits(layer: Any) -> bool:
-    """Whether it is a linear layer whose weights are packed into bytes (bitsandbytes)."""
+    """Return whether a layer is linear with weights that are packed into bytes (bitsandbytes)."""
     weight = layer._parameters.get("weight")  # not that of a layer with adapters, which has it from its base
     return weight is not None and weight.dtype in (torch.uint8, torch.int8) and hasattr(layer, "in_features")
 
 
 def _plain(layer: Any) -> torch.nn.Linear:
-    """The layer as it computes, frozen."""
+    """Make the frozen linear layer that a packed one computes as."""
     bias = layer.bias is not None
     made = torch.nn.Linear(layer.in_features, layer.out_features, bias, device="meta")
     return made.requires_grad_(False)
 
 
 def held_tensors(model: Any) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
-    """Every tensor that a module holds, registered or not: (where, its name there, the tensor)."""
+    """Yield every tensor that a module holds, registered or not: (where, its name there, the tensor)."""
     for module in model.modules():
         for held in (module._parameters, module._buffers, vars(module)):
             for name, tensor in held.items():
@@ -95,7 +94,7 @@ def set_checkpointing(made: Any, on: bool) -> None:
 
 
 def count(made: Any, inputs: Mapping[str, torch.Tensor], *, checkpointing: bool = False) -> MatmulWork:
-    """Operations of a forward and a backward pass over a batch of meta tensors.
+    """Count the operations of a forward and a backward pass over a batch of meta tensors.
 
     `hardware` is what was counted; it is `model` as well where nothing is computed twice. The backward pass
     is PyTorch's own: frozen parameters need no gradient and get none.
@@ -116,7 +115,7 @@ def count(made: Any, inputs: Mapping[str, torch.Tensor], *, checkpointing: bool 
 
 
 def _loss(outputs: Any) -> torch.Tensor:
-    """Something to go back from: the model's own loss, or the sum of its first output."""
+    """Return a number to go back from: the model's own loss, or the sum of its first output."""
     if isinstance(outputs, torch.Tensor):
         return outputs.float().sum()
     loss = outputs.get("loss") if hasattr(outputs, "get") else None
@@ -136,7 +135,7 @@ class _NoData(TorchDispatchMode):  # type: ignore[misc]
 
 @contextmanager
 def _nothing_drawn() -> Iterator[None]:
-    """Random numbers as before, whatever a model draws on the host."""
+    """Restore the random numbers afterwards, whatever a model draws on the host inside."""
     numbers = random.getstate()
     with torch.random.fork_rng(devices=[]):
         try:

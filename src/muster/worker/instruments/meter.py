@@ -38,12 +38,12 @@ class StepClock(DeviceClock):
         self.stretches[-1].append(self.now())
 
     def restart(self) -> None:
-        """A pause is over: what was between the last mark and now is nobody's time."""
+        """Begin a stretch: the time since the last mark counts for no step."""
         self.stretches.append([])
         self.mark()
 
     def intervals(self) -> list[float]:
-        """Seconds between consecutive marks of a stretch, in order. Call after `wait`.
+        """Return the seconds between consecutive marks of a stretch, in order. Call after `wait`.
 
         Starts over from the last mark.
         """
@@ -94,7 +94,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.evaluation_seconds = 0.0
 
     def attach(self, trainer: Any) -> None:
-        """Count the batches of any Transformers trainer, where they are trained on."""
+        """Count the batches of any Transformers trainer, where they are trained on (attach.py says why by its
+        methods)."""
         self.trainer = trainer
         original = trainer.training_step
 
@@ -122,13 +123,13 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.clock.restart()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The set-up ends where the first step begins."""
+        """Emit that the set-up has ended, where the first step begins."""
         if not self.stepping:
             self.stepping = True
             self.emit(events.Phase, name="steps")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An optimizer step is over."""
+        """Count an optimizer step, and close the window where it ends one."""
         self.clock.mark()
         if self.computing:
             self.computing.mark()
@@ -152,11 +153,11 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             control.should_log = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Saving is over: the next window starts here."""
+        """Begin the next window after a save."""
         self.saving_seconds += self._resume()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Evaluation is over."""
+        """Begin the next window after an evaluation."""
         self.evaluation_seconds += self._resume()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -167,7 +168,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             self.computing.detach()
 
     def _resume(self) -> float:
-        """Seconds of the device since the last step ended, which the clock leaves out. It starts again."""
+        """Start the clock again. -> seconds of the device since the last step ended, which the clock leaves
+        out."""
         began, ended = self.clock.stretches[-1][-1], self.clock.now()
         self.clock.wait()
         if self.computing:
@@ -190,7 +192,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             return
         self.clock.wait()
         write()
-        self.clock.restart()  # what the line above counted is nobody's time
+        self.clock.restart()  # counting operations above is no step's time
 
     def _write(
         self,
@@ -229,7 +231,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.in_window.clear()
 
     def _phases(self, seconds: float) -> dict[str, float]:
-        """What the trainer says of the phases of its steps; the rest is training. It begins anew."""
+        """Return the seconds of the phases that the trainer names, and the rest as training. They begin
+        anew."""
         phases: dict[str, float] = getattr(self.trainer, "phase_seconds", {})
         if not phases:
             return {}
@@ -241,13 +244,13 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         return self.skipped_by(self.trainer) if self.skipped_by else None
 
     def _scaler(self) -> Any:
-        """accelerate's loss scaler, where it scales."""
-        scaler = getattr(self.trainer.accelerator, "scaler", None)
+        """Return accelerate's loss scaler; None: it does not scale."""
+        scaler = self.trainer.accelerator.scaler
         return scaler if scaler is not None and scaler.is_enabled() else None
 
     def _thrown_away(self) -> bool | torch.Tensor:
-        """Whether a loss scaler threw this step away: the engine's own, which counts, or accelerate's, which
-        halves its scale then and never else. Its answer stays on the device.
+        """Return whether a loss scaler threw this step away: the engine's own, which counts, or accelerate's,
+        which halves its scale then and never else. The answer stays on the device.
 
         accelerate's own word for it (optimizer_step_was_skipped) is False for fused optimizers always.
         """
@@ -264,7 +267,8 @@ class Meter(TrainerCallback):  # type: ignore[misc]
 
 
 def memory_peaks(device: str) -> dict[str, int | None]:
-    """Peaks so far in bytes: the framework's allocator, the device, and this process's resident memory."""
+    """Return the peaks so far in bytes: the framework's allocator, the device, and this process's resident
+    memory."""
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # KiB on Linux
     if device != "cuda":
         return {"allocator_peak": None, "device_peak": None, "resident_peak": resident}

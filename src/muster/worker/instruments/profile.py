@@ -1,7 +1,7 @@
 """Profiles of a few steps on request: DeepSpeed's breakdown by module, or a trace by PyTorch's profiler.
 
 Profiled steps are slower, so they get a window of their own that no throughput counts (meter.py), and the
-ranks meet after them: nobody's next step waits for a rank that still writes. A trace is read at once: a
+ranks meet after them, so that no rank's next step waits for one that still writes. A trace is read at once: a
 summary of its steps goes into the run, without the first one, in which the profiler itself warms up, and
 without those that follow an evaluation or a save. One step more is traced with Python's lines marked, which
 takes so long that its times mean nothing: it names the lines that wait for the device.
@@ -21,6 +21,7 @@ from muster.core.profile import StepProfile
 from muster.store import events
 from muster.worker.context import Context
 from muster.worker.instruments import kineto
+from muster.worker.instruments.clock import DeviceClock
 from muster.worker.instruments.lines import LineMarks
 from muster.worker.together import barrier
 
@@ -37,6 +38,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         self.steps = measure.profiled
         self.chosen = context.rank in measure.profile_ranks
         self.trainer: Any = None
+        self.clock = DeviceClock(context.device)
         self.running: Any = None
         self.mark: Any = None  # of the step that is traced
         self.lines: LineMarks | None = None  # in the step for which they are marked
@@ -65,7 +67,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         return self.context.base / FOLDER / f"{self.what}-rank{self.context.rank}.{suffix}"
 
     def _broken_down(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The first micro-batch's forward pass of the step, under DeepSpeed's profiler."""
+        """Wrap compute_loss so that the step's first forward pass runs under DeepSpeed's profiler."""
 
         def compute_loss(model: Any, *rest: Any, **named: Any) -> Any:
             due = self.trainer.state.global_step + 1 in self.steps
@@ -81,7 +83,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
                 profiler.print_model_profile(profile_step=self.steps.start, output_file=str(self.path))
             finally:
                 profiler.end_profile()
-            self._tell(self.steps.start)
+            self._report(self.steps.start)
             return loss
 
         return compute_loss
@@ -105,22 +107,23 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
                     self._start_trace()
                     self.lines = LineMarks()
                 elif step == self.steps.start:
-                    self._wait()
+                    self.clock.wait()
                 self._start_step(step + 1)
         if step == last:
             self._sum_up()
             barrier()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """It is in the mark of the step that follows."""
+        """Note the pause: it is in the mark of the step that follows."""
         self.paused.add(state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The same."""
+        """Note the pause, as after an evaluation."""
         self.paused.add(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A run may end before the last of its profiled steps, or before the first."""
+        """End a trace that is left, and note a profile that is not there: a run may end before the last of
+        its profiled steps, or before the first."""
         if self.running is not None:
             self._end_step(self.last)
             self._end_trace()
@@ -139,7 +142,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         # Shapes cost time as well: they are in the trace whose times mean nothing.
         self.running = torch.profiler.profile(activities=kinds, record_shapes=bool(self.traced))
         self.running.start()
-        self._wait()
+        self.clock.wait()
 
     def _start_step(self, step: int) -> None:
         self.mark = torch.profiler.record_function(f"ProfilerStep#{step}")
@@ -155,7 +158,7 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         self.mark, self.lines, self.last = None, None, step
 
     def _end_trace(self) -> None:
-        self._wait()
+        self.clock.wait()
         self.running.stop()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         marked = self.path.with_name(self.path.name.replace(".json", "-lines.json"))
@@ -166,17 +169,13 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         self.running = None
         self.traced.append(path)
 
-    def _wait(self) -> None:
-        if self.context.device == "cuda":
-            torch.cuda.synchronize()
-
     def _beat(self) -> None:
-        """A sign of life: a large trace takes a while."""
+        """Give a sign of life: a large trace takes a while."""
         if self.context.emit.pulse:
             self.context.emit.pulse.beat()
 
     def _sum_up(self) -> None:
-        """Tell of the trace, once; with its summary, where it has one."""
+        """Emit the trace, once; with its summary, where it has one."""
         if not self.traced or self.written:
             return
         rank, summary = self.context.rank, None
@@ -194,9 +193,9 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         except Exception as error:  # no reader's mistake ends a training
             why = str(error) if isinstance(error, kineto.NoSummary) else repr(error)
             self.context.emit(events.Noted, text=f"the trace of rank {rank} has no summary: {why}")
-        self._tell(self.last, summary)
+        self._report(self.last, summary)
 
-    def _tell(self, last: int, summary: StepProfile | None = None) -> None:
+    def _report(self, last: int, summary: StepProfile | None = None) -> None:
         self.written = True
         self.context.emit(
             events.Profiled,
@@ -210,8 +209,8 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
 
 
 def unbroken(steps: Sequence[int], paused: Collection[int]) -> list[int]:
-    """The longest stretch of consecutive steps with nothing before each but the step before it. Without one:
-    all of them."""
+    """Return the longest stretch of consecutive steps with nothing before each but the step before it.
+    Without one: all of them."""
     best: list[int] = []
     here: list[int] = []
     for step in steps:

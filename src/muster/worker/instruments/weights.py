@@ -20,7 +20,7 @@ class WeightWatch(TrainerCallback):  # type: ignore[misc]
     changed: bool | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """The weights are in their places, also those of a checkpoint."""
+        """Sum up the weights, which are in their places now, also those of a checkpoint."""
         self._step, self._before = state.global_step, sums_of(model)
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
@@ -30,8 +30,8 @@ class WeightWatch(TrainerCallback):  # type: ignore[misc]
 
 
 def sums_of(model: Any) -> list[int]:
-    """Of each trained parameter's part on this rank, the sum of its elements' bits as whole numbers; empty
-    where one is on a disk."""
+    """Sum the bits of each trained parameter's part on this rank as whole numbers; empty where one is on a
+    disk."""
     sums = []
     for each in model.parameters():
         if not each.requires_grad:

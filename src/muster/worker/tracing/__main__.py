@@ -20,7 +20,7 @@ CALM = {
 
 
 def main() -> int:
-    """One request on standard input, one document on standard output."""
+    """Read one request from standard input, and write one document to standard output."""
     gc.disable()  # searching all that is imported for garbage again and again costs a third of the time
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries that print must not disturb the document
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def _read(text: str) -> TraceRequest:
-    """Raises UsageError for what is no request."""
+    """Parse a request. Raises UsageError for what is none."""
     try:
         content = json.loads(text)
         if not isinstance(content["config"], dict):

@@ -41,7 +41,7 @@ TO_FP32 = (
 
 @contextmanager
 def cuda_kernels(*, autocast: bool) -> Iterator[None]:
-    """Inside, dropout, attention and autocast keep what they keep on a GPU.
+    """Let dropout, attention and autocast keep inside what they keep on a GPU.
 
     The functions themselves are replaced, for a mode would not be there when backward passes compute again.
     """
@@ -80,8 +80,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Flash attention where there is no mask, else the memory-efficient kernel; plain products where neither
-    takes the arguments (grouped keys in fp32)."""
+    """Call flash attention where there is no mask, else the memory-efficient kernel; plain products where
+    neither takes the arguments (grouped keys in fp32)."""
     if torch.is_autocast_enabled("cpu"):
         lower = torch.get_autocast_dtype("cpu")
         query, key, value = (each.to(lower) for each in (query, key, value))
@@ -112,7 +112,7 @@ def _flash(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """A head's size is filled up to a multiple of 8 (sdp::pad_last_dim)."""
+    """Call flash attention with a head's size filled up to a multiple of 8 (sdp::pad_last_dim)."""
     width = query.shape[-1]
     scale = width**-0.5 if scale is None else scale
     if width % 8:
@@ -125,7 +125,7 @@ def _flash(
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """A mask as the kernel wants it: in the queries' type, its rows in whole sixteens, for all heads
+    """Shape a mask as the kernel wants it: in the queries' type, its rows in whole sixteens, for all heads
     (convert_boolean_attn_mask and preprocess_mask)."""
     if mask.dtype is torch.bool:
         made = torch.zeros_like(mask, dtype=query.dtype)
@@ -138,7 +138,7 @@ def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.T
 
 @contextmanager
 def _cuda_autocast() -> Iterator[None]:
-    """The CPU's autocast, with the rules that only CUDA's has."""
+    """Give the CPU's autocast the rules that only CUDA's has."""
     rules = torch.library.Library("aten", "IMPL", "AutocastCPU")
     try:
         for names, rule in ((IN_FP32, _in_fp32), (TO_FP32, _to_fp32)):
@@ -168,7 +168,7 @@ def _in_fp32(op: Any) -> Callable[..., Any]:
 
 
 def _to_fp32(op: Any) -> Callable[..., Any]:
-    """With fp32 as the type of the result, where the caller names none."""
+    """Wrap an operation so that fp32 is the type of its result, where the caller names none."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with _without_autocast():

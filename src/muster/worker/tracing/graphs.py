@@ -43,7 +43,8 @@ class Kernels:
 
 
 def kernels_of(graph: Graph) -> Kernels:
-    """Products and attention as they are, all else fused as far as it is connected."""
+    """Divide a graph into kernels: products and attention as they are, all else fused as far as it is
+    connected."""
     bases = _bases(graph)
     given = {node: {bases[each] for each in node.all_input_nodes} for node in bases if bases[node] is node}
     users: dict[Node, list[Node]] = {node: [] for node in given}
@@ -69,7 +70,7 @@ def kernels_of(graph: Graph) -> Kernels:
 
 
 def _bases(graph: Graph) -> dict[Node, Node]:
-    """Each node and the one whose memory it shows: itself, but for views and parts of several results."""
+    """Map each node to the one whose memory it shows: itself, but for views and parts of several results."""
     bases: dict[Node, Node] = {}
     for node in graph.nodes:
         view = node.op == "call_function" and (
@@ -95,8 +96,8 @@ def _fuses(node: Node) -> bool:
 def _places(
     given: Mapping[Node, Collection[Node]], users: Mapping[Node, Collection[Node]]
 ) -> dict[Node, int]:
-    """After how many products in a row each node runs. What is fused runs as late as its first user asks: it
-    is computed where it is needed rather than kept."""
+    """Count after how many products in a row each node runs. What is fused runs as late as its first user
+    asks: it is computed where it is needed rather than kept."""
     early: dict[Node, int] = {}
     for node, inputs in given.items():
         early[node] = max((early[each] + _is_product(each) for each in inputs), default=0)
@@ -109,7 +110,7 @@ def _places(
 
 
 def _connected(given: Mapping[Node, Collection[Node]], places: Mapping[Node, int]) -> dict[Node, Node]:
-    """The kernel of each node that is fused, by one of its nodes."""
+    """Map each node that is fused to its kernel, which one of its nodes stands for."""
     first: dict[Node, Node] = {node: node for node in given if _fuses(node)}
 
     def root(node: Node) -> Node:
@@ -126,7 +127,7 @@ def _connected(given: Mapping[Node, Collection[Node]], places: Mapping[Node, int
 
 
 def _last(kernels: Mapping[Node, Node], users: Mapping[Node, Sequence[Node]]) -> dict[Node, Node]:
-    """Of each fused operation, the last one of its kernel before somebody else needs a result of it."""
+    """Find for each fused operation the last one of its kernel before another kernel needs a result of it."""
     order = {node: index for index, node in enumerate(users)}
     needed: dict[Node, int] = {}
     for node, kernel in kernels.items():
@@ -146,8 +147,8 @@ def _bytes(values: Any) -> int:
 
 
 def parts_of(graph: Graph) -> dict[Node, str]:
-    """The operations at which another part of a pass begins: products of the first, the last or another block
-    of a stack, or of none, and what comes after them all."""
+    """Name the operations at which another part of a pass begins: products of the first, the last or another
+    block of a stack, or of none, and what comes after them all."""
     products = [node for node in graph.nodes if _is_product(node)]
     blocks = [_block(node) for node in products]
     last: dict[str, int] = {}
@@ -169,8 +170,8 @@ def parts_of(graph: Graph) -> dict[Node, str]:
 
 
 def _block(node: Node) -> tuple[str, int] | None:
-    """The stack whose block an operation, or the one that it is the gradient of, belongs to, and the block's
-    number."""
+    """Find the stack whose block an operation, or the one that it is the gradient of, belongs to, and the
+    block's number."""
     modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     for path, _ in modules.values():
         stack, _, number = path.rpartition(".")
@@ -193,7 +194,7 @@ class _Run(Interpreter):  # type: ignore[misc]
         self.user_to_last_uses = uses
 
     def run_node(self, node: Node) -> Any:
-        """One operation, whose result lies in memory or stays inside its kernel."""
+        """Run one operation, whose result lies in memory or stays inside its kernel."""
         ledger = self.account.ledger
         if ledger is None:
             return super().run_node(node)
@@ -205,7 +206,7 @@ class _Run(Interpreter):  # type: ignore[misc]
         return made
 
     def __call__(self, arguments: list[Any]) -> Any:
-        """The graph's results. `arguments`: emptied, so that what is needed no more goes."""
+        """Run the graph. `arguments`: emptied, so that what is needed no more goes."""
         ledger = self.account.ledger
         if ledger is None:
             return self.boxed_run(arguments)
@@ -226,7 +227,7 @@ class Account:
         self.graphs = {FORWARD: 0, BACKWARD: 0}
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function as torch.compile would run it, but for the code it generates."""
+        """Compile a function as torch.compile does, but for the code that it generates."""
         made: Callable[..., Any] = torch.compile(function, backend=self._backend, dynamic=False)
         return made
 
@@ -245,7 +246,7 @@ class Account:
 
 @contextmanager
 def compiling() -> Iterator[Account]:
-    """Functions compiled inside are forgotten afterwards."""
+    """Compile functions inside, and forget them afterwards."""
     dynamo = torch._dynamo
     dynamo.reset()
     # Where code breaks a graph, Dynamo looks through what called it once instead of once for each caller.

@@ -23,7 +23,7 @@ _NOT_WRITTEN = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty,
 
 
 def _attention_flops(query: Any, key: Any, *rest: Any, value: Any = None) -> int:
-    """Two products of all queries with all keys, whatever is masked."""
+    """Count two products of all queries with all keys, whatever is masked."""
     batch, heads, queries, width = query.shape
     keys, out = key.shape[-2], (rest[0] if rest else value).shape[-1]
     return int(2 * batch * heads * queries * keys * (width + out))
@@ -43,7 +43,7 @@ for _name in _FUSED:
 
 
 def _causal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a fused attention was asked to mask what comes later."""
+    """Return whether a fused attention was asked to mask what comes later."""
     places = {each.name: index for index, each in enumerate(func._schema.arguments)}
     place = places.get("is_causal")
     if place is None:
@@ -52,8 +52,8 @@ def _causal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _is_thin(given: Sequence[torch.Tensor], rows: Collection[int]) -> bool:
-    """Whether the product of the last two matrices has a side shorter than THIN; the rows of a batch do not
-    count, since they grow with it."""
+    """Return whether the product of the last two matrices has a side shorter than THIN; the rows of a batch
+    do not count, since they grow with it."""
     matrices = [each for each in given if each.ndim in (2, 3)][-2:]
     if len(matrices) < 2:
         return False
@@ -78,8 +78,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
     """The account. `outside`: tensors that are there anyway; `classes`: the last dimension of logits; `rows`:
     of the batch, as products of its matrices see them.
 
-    `answer`: what a model hears where it asks yes or no of masks or positions without data; where numbers are
-    compared (is a layer to be left out by chance?), it hears no. None: the truth.
+    `answer`: to a model that asks yes or no of masks or positions without data; where numbers are compared
+    (is a layer to be left out by chance?), the answer is no. None: the truth.
     """
 
     def __init__(
@@ -105,14 +105,14 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
         self.flops = self.attention = self.masked = self.thin = 0
         self.moved = self.thin_moved = self.operations = 0
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}  # by the storage's address
-        self._compared: set[int] = set()  # addresses of what is said of numbers
+        self._compared: set[int] = set()  # addresses of comparisons of numbers
         self._storages: list[_Storage] = []
         self._events: list[tuple[int, int]] = []  # (storage, +1 made or -1 gone)
         self._marks: list[tuple[int, str]] = []
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled functions run as such inside, which PyTorch otherwise prevents."""
+        """Let compiled functions run as such inside, which PyTorch otherwise prevents."""
         return True
 
     def __torch_dispatch__(
@@ -129,32 +129,32 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
         return out
 
     def mark(self, part: str) -> None:
-        """A part of the pass begins."""
+        """Begin a part of the pass."""
         self._marks.append((len(self._events), part))
 
     def alive(self) -> set[int]:
-        """The storages that are there now."""
+        """Return the storages that are there now."""
         return {index for index, _ in self._alive.values()}
 
     def numbers(self, tensors: Iterable[torch.Tensor]) -> set[int]:
-        """The numbers of the storages of some tensors."""
+        """Return the numbers of the storages of some tensors."""
         alive = (self._alive.get(each.untyped_storage()._cdata) for each in tensors)
         return {each[0] for each in alive if each is not None}
 
     def bytes(self, which: Iterable[int], *, wide: bool = False) -> int:
-        """Bytes of some storages; `wide`: of the logits among them."""
+        """Count the bytes of some storages; `wide`: of the logits among them."""
         return sum(self._storages[each].size for each in which if self._storages[each].wide or not wide)
 
     def handed(self, which: Iterable[int]) -> int:
-        """Bytes of the logits among some storages that were made outside compiled graphs."""
+        """Count the bytes of the logits among some storages that were made outside compiled graphs."""
         return self.bytes((each for each in which if self._storages[each].eager), wide=True)
 
     def copies(self, which: Iterable[int]) -> set[int]:
-        """Those of some storages that are parameters in another type."""
+        """Return those of some storages that are parameters in another type."""
         return {each for each in which if self._storages[each].weight}
 
     def peaks(self, without: Collection[int]) -> dict[str, int]:
-        """The most bytes at once in each part of the pass, some storages left out."""
+        """Return the most bytes at once in each part of the pass, some storages left out."""
         level, part, marks = 0, "", iter([*self._marks, (len(self._events), "")])
         top: dict[str, int] = {}
         position, following = next(marks)
@@ -228,5 +228,5 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def touched(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements; those that an expanded view repeats, once."""
+    """Count the bytes of a tensor's elements; those that an expanded view repeats, once."""
     return int(min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()))

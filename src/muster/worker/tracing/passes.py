@@ -19,7 +19,7 @@ from muster.worker.tracing.tasks import Inputs, task_of
 
 
 def blocks_of(model: Any) -> dict[str, Any]:
-    """The transformer blocks by their names, which FSDP gathers one at a time."""
+    """Return the transformer blocks by their names, which FSDP gathers one at a time."""
     kinds = set(getattr(model, "_no_split_modules", None) or ())
     return {name: each for name, each in model.named_modules() if type(each).__name__ in kinds}
 
@@ -35,7 +35,8 @@ def run(
     in_parts: bool,
     answer: bool | None = None,
 ) -> Pass:
-    """A pass over `inputs`. `in_parts`: the loss works through the logits in parts; `answer`: see Ledger."""
+    """Run a pass over `inputs`. `in_parts`: the loss works through the logits in parts; `answer`: see
+    Ledger."""
     inputs = dict(inputs)
     outside = [*inputs.values(), *model.buffers()]
     rows = {each.shape[0] * each.shape[1] for each in inputs.values() if each.ndim == 2}
@@ -84,7 +85,7 @@ def run(
 
 
 def forward_of(model: Any, request: TraceRequest) -> Callable[..., Any]:
-    """The model's forward pass; under DDP's mixed precision as Accelerate wraps it."""
+    """Return the model's forward pass; under DDP's mixed precision as Accelerate wraps it."""
     if request.arithmetic != "autocast":
         called: Callable[..., Any] = model
         return called
@@ -98,7 +99,7 @@ def forward_of(model: Any, request: TraceRequest) -> Callable[..., Any]:
 def compute_loss(
     forward: Callable[..., Any], inputs: Mapping[str, torch.Tensor], request: TraceRequest, loss: TokenLoss
 ) -> torch.Tensor:
-    """What the trainer does in compute_loss."""
+    """Compute the loss as the trainer's compute_loss does."""
     task = task_of(request)
     own, given = task.loss, task.prepare(request, dict(inputs))
     if own is not None:
@@ -111,7 +112,7 @@ def compute_loss(
 
 @contextmanager
 def _loss_in_parts(on: bool) -> Iterator[None]:
-    """Whether the loss takes all logits at once, however many there are."""
+    """Let the loss work through all logits in parts inside, or take them at once, however many there are."""
     kept = loss_parts.SMALL_ON_CPU
     loss_parts.SMALL_ON_CPU = 0 if on else 1 << 62
     try:
@@ -122,8 +123,8 @@ def _loss_in_parts(on: bool) -> Iterator[None]:
 
 @contextmanager
 def _marked(model: Any, ledger: Ledger) -> Iterator[None]:
-    """The parts of a pass: before, between and after each stack's first and last block. What lies between
-    them, in as many blocks as there are, is never higher than both."""
+    """Mark the parts of a pass: before, between and after each stack's first and last block. What lies
+    between them, in as many blocks as there are, is never higher than both."""
     handles = []
     stacks: dict[str, list[tuple[str, Any]]] = {}
     for name, block in blocks_of(model).items():
@@ -141,7 +142,7 @@ def _marked(model: Any, ledger: Ledger) -> Iterator[None]:
 
 
 def _before(ledger: Ledger, stack: str, place: str, module: Any, args: tuple[Any, ...]) -> None:
-    """A block is about to run."""
+    """Mark that a block is about to run."""
     if ledger.returning:  # computed again
         return
     ledger.mark(f"{FORWARD}: {stack} {place}")
@@ -151,7 +152,7 @@ def _before(ledger: Ledger, stack: str, place: str, module: Any, args: tuple[Any
 
 
 def _after(ledger: Ledger, stack: str, place: str, module: Any, args: tuple[Any, ...], output: Any) -> None:
-    """A block has run; its output's gradient is where its backward pass begins."""
+    """Mark that a block has run; its output's gradient is where its backward pass begins."""
     if ledger.returning:
         return
     hidden = output[0] if isinstance(output, tuple | list) else output

@@ -20,9 +20,10 @@ from muster.core.trace import TraceRequest
 from muster.worker.context import Context, Emitter
 from muster.worker.instruments.meta import held_tensors
 from muster.worker.loss import FusedHead, TokenLoss
+from muster.worker.models import without_cache
 
 Inputs = dict[str, torch.Tensor]
-LONGEST = 200  # characters of somebody else's message
+LONGEST = 200  # characters of a library's message
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,12 @@ class Vocabulary:
 
 
 def tokens_of(samples: int, length: int) -> torch.Tensor:
-    """A batch of token numbers, (samples, length)."""
+    """Make a batch of token numbers, (samples, length)."""
     return torch.zeros((samples, length), dtype=torch.long)
 
 
 def task_of(request: TraceRequest) -> TraceTask:
-    """The request's task. Raises RecipeError where its workload says none."""
+    """Find the request's task. Raises RecipeError where its workload has none."""
     module, _, name = str(recipe_class(request.workload).traced).partition(":")
     where = import_module(module) if name else load_plugin(WORKLOADS, request.workload, "model")
     task = getattr(where, name or "TRACED", None)
@@ -80,7 +81,7 @@ def task_of(request: TraceRequest) -> TraceTask:
 
 
 def make(request: TraceRequest, changes: Mapping[str, Any]) -> Any:
-    """The model as it is trained, with some fields of its configuration changed (its depth).
+    """Make the model as it is trained, with some fields of its configuration changed (its depth).
 
     Weights go where tensors go at the moment: the caller says, by a device or a mode. Raises RecipeError.
     """
@@ -94,8 +95,8 @@ def make(request: TraceRequest, changes: Mapping[str, Any]) -> Any:
         text = " ".join(str(error).split())[:LONGEST] or type(error).__name__
         raise RecipeError(f"does not make a model: {text}", where="model.config") from None
     if request.arithmetic == "half":
-        replace_tensors(model, _half)
-    model.config.use_cache = False  # as Transformers' trainer sets it
+        replace_tensors(model, lambda each: each.to(torch.bfloat16) if each.is_floating_point() else each)
+    without_cache(model)
     for module in model.modules():
         if isinstance(getattr(module, "layerdrop", None), float):
             module.layerdrop = 0.0  # else a layer is left out by chance
@@ -113,10 +114,6 @@ def replace_tensors(model: Any, change: Callable[[torch.Tensor], torch.Tensor]) 
                 new = torch.nn.Parameter(new, requires_grad=each.requires_grad)
             made[id(each)] = new
         held[name] = made[id(each)]
-
-
-def _half(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
 
 
 def _context(request: TraceRequest, config: Mapping[str, Any]) -> Context:
@@ -139,12 +136,12 @@ def _context(request: TraceRequest, config: Mapping[str, Any]) -> Context:
 
 
 def loss_of(request: TraceRequest, head: FusedHead | None) -> TokenLoss:
-    """The workload's loss."""
+    """Make the workload's loss."""
     return TokenLoss(lambda: request.label_smoothing, moved=task_of(request).moved, head=head)
 
 
 def logits_of(request: TraceRequest, model: Any) -> tuple[int, int]:
-    """How many classes a prediction has, and how many predictions a sample."""
+    """Return how many classes a prediction has, and how many predictions a sample."""
     task, output = task_of(request), model.get_output_embeddings()
     if not task.lengths or output is None:
         return int(model.config.num_labels), task.sequences

@@ -48,7 +48,7 @@ class Depth:
 
 
 def depth_of(config: Mapping[str, Any], made: Mapping[str, Any]) -> Depth:
-    """The depth of a configuration's stacks; `made`: the model's own, defaults included.
+    """Return the depth of a configuration's stacks; `made`: the model's own, defaults included.
 
     Not known for other families, nor where the configuration says something of every layer.
     """
@@ -67,8 +67,8 @@ def extrapolated(
     groups: Sequence[Group],
     beyond: Sequence[Group],
 ) -> list[Pass]:
-    """The passes of the whole depth, over `groups` and `beyond`. `traced`: the passes of a model with so many
-    layers per stack.
+    """Extrapolate the passes of the whole depth, over `groups` and `beyond`. `traced`: the passes of a model
+    with so many layers per stack.
 
     Stacks of equal depth become deeper together: one more model is traced, else one for each. Deeper models
     run `groups` alone, whose last two make a line: how much more or less it takes where the loss works in
@@ -100,7 +100,8 @@ def extrapolated(
 
 
 def _combined(start: Pass, steps: Sequence[tuple[Pass, Pass, float]]) -> Pass:
-    """start + the sum of share x (high - low) over (high, low, share), figure by figure and part by part."""
+    """Add the sum of share x (high - low) over (high, low, share) to `start`, figure by figure and part by
+    part."""
 
     def added(value: int, pairs: list[tuple[int, int]]) -> int:
         more = (each[2] * (high - low) for each, (high, low) in zip(steps, pairs, strict=True))
@@ -185,12 +186,13 @@ MANY = 4096  # samples that no micro-batch has
 
 
 def trace(request: TraceRequest) -> Trace:
-    """Parameters and passes of a model. Raises RecipeError for what makes no model, RuntimeError for a model
-    that needs data to run."""
+    """Trace the parameters and passes of a model. Raises RecipeError for what makes no model, RuntimeError
+    for a model that needs data to run."""
     began = time.perf_counter()
     start_autograd()
     check(request)
-    whole = without_weights(request, {})
+    with torch.device("meta"):
+        whole = make(request, {})
     depth = depth_of(request.config, whole.config.to_dict())
     classes, rows = logits_of(request, whole)
     most = _most(request, whole, classes) // rows
@@ -222,7 +224,7 @@ def trace(request: TraceRequest) -> Trace:
 
 
 def _most(request: TraceRequest, model: Any, classes: int) -> int:
-    """Predictions up to which all of their logits lie in memory."""
+    """Return how many predictions have all of their logits in memory."""
     task = task_of(request)
     if task.loss is not None:
         return task.tile or MANY * request.tokens * task.sequences
@@ -236,8 +238,8 @@ def _most(request: TraceRequest, model: Any, classes: int) -> int:
 
 
 def _groups(request: TraceRequest, most: int) -> tuple[list[Group], list[Group]]:
-    """The micro-batches to run, and those beyond `most`, where that is a number that there may be: samples,
-    and whether the loss works through their logits in parts.
+    """Choose the micro-batches to run, and those beyond `most`, where that is a number that there may be:
+    samples, and whether the loss works through their logits in parts.
 
     A single sample is apart where plain products do the attention, as on CPUs: fused kernels make no copies.
     """
@@ -249,9 +251,10 @@ def _groups(request: TraceRequest, most: int) -> tuple[list[Group], list[Group]]
 def _traced(
     request: TraceRequest, changes: Mapping[str, int], classes: int, groups: Sequence[Group]
 ) -> Sequence[Pass]:
-    """Passes of a model of some depth, of tensors without data."""
+    """Run the passes of a model of some depth, of tensors without data."""
     task = task_of(request)
-    model = without_weights(request, changes)
+    with torch.device("meta"):
+        model = make(request, changes)
     with FakeTensorMode(allow_non_fake_inputs=True), seen_as_real():
         # Fake tensors of a CPU, since those of the meta device have no autocast and no choice of kernels.
         replace_tensors(model, lambda each: torch.empty(each.shape, dtype=each.dtype))
@@ -280,8 +283,8 @@ def _traced(
 
 
 def side_by_side(tasks: Sequence[Callable[[], Pass]]) -> list[Pass]:
-    """What tasks return, each in a process that begins as a copy of this one. Raises RuntimeError for what
-    one of them raises."""
+    """Run tasks, each in a process that begins as a copy of this one. -> what they return. Raises
+    RuntimeError for what one of them raises."""
     if torch.cuda.is_available():  # autograd has a thread for each device, and no copy of a process has it
         return [task() for task in tasks]
     fork = multiprocessing.get_context("fork")
@@ -313,31 +316,17 @@ def _answer(task: Callable[[], Pass], answers: Connection) -> None:
 
 
 def cause_of(error: BaseException) -> str:
-    """The first line of what went wrong in the first place: torch.compile wraps what its backend raises."""
+    """Name the error that came first, in one line: torch.compile wraps what its backend raises."""
     while isinstance(inner := getattr(error, "inner_exception", None), BaseException):
         error = inner
     text = (str(error).strip().splitlines() or [""])[0][:LONGEST]
     return text if text and type(error) is RuntimeError else f"{type(error).__name__}: {text}"
 
 
-def without_weights(request: TraceRequest, changes: Mapping[str, Any]) -> Any:
-    """The model on the meta device. Its weights are not drawn: it takes time, and some distributions ask for
-    values."""
-    from transformers import PreTrainedModel
-
-    original = PreTrainedModel.initialize_weights
-    PreTrainedModel.initialize_weights = lambda self: None
-    try:
-        with torch.device("meta"):
-            return make(request, changes)
-    finally:
-        PreTrainedModel.initialize_weights = original
-
-
 @contextmanager
 def seen_as_real() -> Iterator[None]:
-    """Transformers makes more masks for tensors without data than for real ones, unless it takes them for
-    real: then it asks whether anything is masked, and hears it from the ledger."""
+    """Let Transformers take tensors without data for real ones inside. Otherwise it makes more masks for
+    them; so it asks whether anything is masked, and the ledger answers. It has no setting for that."""
     from transformers.utils import import_utils
 
     original = getattr(import_utils, "is_fake_tensor", None)
@@ -352,8 +341,8 @@ def seen_as_real() -> Iterator[None]:
 
 
 def parameters_of(model: Any) -> tuple[Parameter, ...]:
-    """Every parameter once, in the model's order, with the unit that FSDP gathers it in: a transformer block,
-    or the input embeddings where they are not the output as well (accelerate, fsdp2_prepare_model)."""
+    """List every parameter once, in the model's order, with the unit that FSDP gathers it in: a transformer
+    block, or the input embeddings where they are not the output as well (accelerate, fsdp2_prepare_model)."""
     units = {f"{block}.": block for block in sorted(passes.blocks_of(model), key=len, reverse=True)}
     alone = _alone(model)
     if alone:
@@ -369,8 +358,8 @@ def parameters_of(model: Any) -> tuple[Parameter, ...]:
 
 
 def _alone(model: Any) -> str | None:
-    """The input embeddings' name, where they share no weight with the output; None: they do, or there are
-    none."""
+    """Return the input embeddings' name, where they share no weight with the output; None: they do, or there
+    are none."""
     try:
         inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     except NotImplementedError:  # as of models of images without patches

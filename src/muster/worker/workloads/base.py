@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.store.lines import Skipped
@@ -39,7 +40,7 @@ class HeldOut:
 
 
 def limit_notes(count: int, limit: int | None) -> list[str]:
-    """What to say where evaluate.limit leaves out some of so many held-out samples. -> notes."""
+    """Note where evaluate.limit leaves out some of so many held-out samples."""
     if limit is None or count <= limit:
         return []
     return [f"held-out figures are of {limit:,} of {count:,} held-out samples (evaluate.limit)"]
@@ -58,4 +59,5 @@ class Built:
     held_samples: int | None = None  # held out for the loss, where nothing of it is answered; None: as above
     notes: list[str] = field(default_factory=list)
     after: bool = False  # a micro-batch is counted when its step is done: what it holds is made there
+    finish: Callable[[Path], None] | None = None  # changes the trained model's folder
     flops: bool = True  # whether a step is a forward and a backward pass of the model over its batch

@@ -13,7 +13,7 @@ from muster.workloads.causal_lm.spec import TextData
 
 
 def sequence_of(data: TextData, config: Any) -> int:
-    """Tokens per sample. Raises RecipeError where the model has fewer positions."""
+    """Return the tokens per sample. Raises RecipeError where the model has fewer positions."""
     positions = positions_of(config)
     if data.sequence is None and positions is None:
         raise RecipeError("the model does not say how many positions it has", where="data.sequence")
@@ -36,7 +36,7 @@ def _traced_model(context: Context, request: TraceRequest, config: dict[str, Any
 
 
 def _traced_batch(request: TraceRequest, model: Any, samples: int) -> Inputs:
-    """As tokens.py collates."""
+    """Make a batch as tokens.py collates it."""
     return {name: tokens_of(samples, request.tokens) for name in ("input_ids", "labels")}
 
 

@@ -19,7 +19,7 @@ from muster.workloads.causal_lm.texts import Document, documents, find_texts, li
 
 @dataclass(frozen=True)
 class TextSource:
-    """A text data set. `identity` is what tells it from another without reading it; `validation` is None
+    """A text data set. `identity` differs from any other's without reading it; `validation` is None
     where a part must be split off. Both parts may be read again and again."""
 
     about: str
@@ -30,7 +30,7 @@ class TextSource:
 
 
 def source_of(data: TextData) -> TextSource:
-    """The text that a recipe names; the standard library where it names none. Raises DataError."""
+    """Return the text that a recipe names; the standard library where it names none. Raises DataError."""
     if data.name:
         return _hub(data)
     if data.path:
@@ -71,7 +71,8 @@ def _files(data: TextData) -> TextSource:
 
 
 def _library(data: TextData) -> TextSource:
-    """Each module is a document. Whole modules are taken while the size allows, the first one always."""
+    """Take the standard library; each module is a document. Whole modules are taken while the size allows,
+    the first one always."""
     root, files = library_files()
     most = data.library.megabytes * 1e6 if data.library and data.library.megabytes else None
     chosen: list[Path] = []
@@ -98,7 +99,8 @@ def _library(data: TextData) -> TextSource:
 
 
 def _hub(data: TextData) -> TextSource:
-    """Loaded when it is read for the first time: who finds its tokens in the cache needs no hub."""
+    """Take a hub data set, which is loaded when it is read for the first time: a rank that has its tokens in
+    the cache needs no hub."""
 
     assert data.name
     loaded, skipped = cache(partial(hub_parts, data.name, data.subset)), Skipped()
@@ -131,8 +133,8 @@ def _hub(data: TextData) -> TextSource:
 
 
 def joined(rows: Iterable[str]) -> Iterator[Document]:
-    """Rows as documents. One that ends with a newline, or is empty, goes on in the next: wikitext's rows are
-    lines."""
+    """Join rows to documents. One that ends with a newline, or is empty, goes on in the next: wikitext's rows
+    are lines."""
     rest = iter(rows)
     for first in rest:
         yield _document(first, rest)
@@ -149,7 +151,7 @@ def _document(row: str, rest: Iterator[str]) -> Document:
 
 
 def _stamps(files: tuple[Path, ...]) -> list[tuple[str, int, int]]:
-    """What changes when a file does."""
+    """Return what changes when a file does."""
     return [(str(file), (about := file.stat()).st_size, about.st_mtime_ns) for file in files]
 
 

@@ -1,4 +1,4 @@
-"""Causal language modelling, as the control side knows it: its data and recipe, and what can be told before
+"""Causal language modelling, as the control side knows it: its data and recipe, and what is known before
 ranks start."""
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ print(model({question}, max_new_tokens={new}, num_beams={recipe.evaluate.beams},
     data: TextData = Field(default_factory=TextData, description=DATA)
 
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> None:
-        """Whether sequences fit the model, and the text fills one. Raises RecipeError, or DataError with the
-        file and the line."""
+        """Check whether sequences fit the model, and the text fills one. Raises RecipeError, or DataError
+        with the file and the line."""
         data = self.data
         if data.sequence == 1:
             raise RecipeError(
@@ -119,17 +119,18 @@ print(model({question}, max_new_tokens={new}, num_beams={recipe.evaluate.beams},
             )
 
     def describe_data(self, path: Path) -> str:
-        """Files by name, those that are left out as well."""
+        """Name the files, those that are left out as well."""
         files, data = find_texts(path), self.data
         return parts_of(path, files.train, files.validation, data.validation_fraction, files.unused)
 
     def epoch_samples(self) -> int | None:
-        """Of synthetic tokens, as the recipe says; how many sequences a text makes, its tokenizer decides."""
+        """Count synthetic samples as the recipe does; how many sequences a text makes, its tokenizer
+        decides."""
         count = self.data.synthetic.samples if self.data.synthetic else None
         return min(count, self.data.limit or count) if count is not None else None
 
     def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
-        """What is held out and not used."""
+        """Note what is held out and not used."""
         path = Path(self.data.path).expanduser() if self.data.path else None
         if path is None or not path.exists():
             return super().survey(config)
@@ -139,12 +140,12 @@ print(model({question}, max_new_tokens={new}, num_beams={recipe.evaluate.beams},
         return Survey(self.epoch_samples(), tuple(notes))
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths | None:
-        """The recipe's sequence, or as many positions as the model has."""
+        """Return the recipe's sequence, or as many positions as the model has."""
         sequence = self.data.sequence or (families.positions(config) if config else None)
         return None if sequence is None else Lengths(sequence)
 
     def example(self, question: str | None) -> tuple[str, int] | None:
-        """A text to go on with; synthetic tokens are none."""
+        """Return a text to go on with; synthetic tokens are none."""
         return None if self.data.synthetic else super().example(question)
 
 

@@ -32,7 +32,7 @@ Document = Iterator[str]
 
 
 def find_texts(path: Path) -> DataFiles:
-    """The training and held-out files of a folder, or a single file. Raises DataError.
+    """Find the training and held-out files of a folder, or a single file. Raises DataError.
 
     In a folder: what is named train (`train.txt`, `wiki.train.raw`, `train/`) is for training, and the first
     of HELD_OUT that is there is held out. Without anything named train, all files are for training but those
@@ -70,7 +70,8 @@ def _named(words: dict[Path, set[str]], name: str) -> tuple[Path, ...]:
 
 
 def library_files() -> tuple[Path, list[Path]]:
-    """The Python standard library's folder and its sources in order: the same for the same Python version."""
+    """Find the Python standard library's folder and its sources in order: the same for the same Python
+    version."""
     root = Path(sysconfig.get_paths()["stdlib"])
     modules: list[Path] = []
     for folder, below, files in os.walk(root):
@@ -83,9 +84,9 @@ def library_files() -> tuple[Path, list[Path]]:
 
 
 def documents(file: Path, field: str, skip: Callable[[DataError], None] | None = None) -> Iterator[Document]:
-    """The documents of a file, each as its pieces; read one before the next. gzip by its name.
+    """Yield the documents of a file, each as its pieces; read one before the next. gzip by its name.
 
-    `skip` is told of each line that cannot be read, which is then left out; None: DataError is raised, with
+    `skip` gets the error of each line that cannot be read, which is left out; None: DataError is raised, with
     the file and the line.
     """
     if not is_of(file, SUFFIXES):
@@ -155,7 +156,8 @@ def _pieces(lines: Iterator[tuple[int, str]]) -> Document:
 
 
 def _text_files(folder: Path) -> list[Path]:
-    """Plain text files below a folder; files of rows where there are none, or where those are named train."""
+    """Find plain text files below a folder; files of rows where there are none, or where those are named
+    train."""
     suffixes = tuple(suffix + end for suffix in PLAIN for end in ("", ".gz"))
     visible = [
         path
@@ -171,7 +173,7 @@ def _text_files(folder: Path) -> list[Path]:
 
 
 def _words(path: Path) -> set[str]:
-    """What the first part of a path is made of: wiki.train-00.txt -> wiki, train, 00, txt. Nothing for a
+    """Divide the first part of a path into words: wiki.train-00.txt -> wiki, train, 00, txt. Nothing for a
     program: train.py is text like its neighbours."""
     if len(path.parts) == 1 and path.name.endswith((".py", ".py.gz")):
         return set()
@@ -182,7 +184,7 @@ def _words(path: Path) -> set[str]:
 
 
 def _part_names(path: Path) -> set[str]:
-    """The parts that a file may be: `test` for test.txt, test/1.txt, test-00001.txt and wiki.test.raw,
+    """Name the parts that a file may be: `test` for test.txt, test/1.txt, test-00001.txt and wiki.test.raw,
     not for test_drive.txt. Nothing for a program."""
     if len(path.parts) == 1 and path.name.endswith((".py", ".py.gz")):
         return set()

@@ -55,7 +55,7 @@ class Tokens:
     tokenizer: Any
 
     def part(self, name: str) -> tuple[Path, str, int]:
-        """Path, dtype and number of tokens of `train` or `validation`."""
+        """Return path, dtype and number of tokens of `train` or `validation`."""
         return self.folder / f"{name}.bin", self.meta["dtype"], self.meta["parts"][name]["tokens"]
 
     @property
@@ -66,7 +66,8 @@ class Tokens:
 
 
 def open_tokens(source: TextSource, how: Tokenizing, root: Path) -> Tokens:
-    """The tokens of a source, made first where this machine does not have them whole. Raises DataError."""
+    """Open the tokens of a source, made first where this machine does not have them whole. Raises
+    DataError."""
     folder = root / key_of(source, how)
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -87,21 +88,21 @@ def open_tokens(source: TextSource, how: Tokenizing, root: Path) -> Tokens:
 
 
 def key_of(source: TextSource, how: Tokenizing) -> str:
-    """The hash of everything that decides the tokens."""
+    """Hash everything that decides the tokens."""
     tokenizer = fingerprint(how.tokenizer) if how.tokenizer is not None else how.vocab_size
     content = [VERSION, source.identity, tokenizer, how.fraction]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """What tells a tokenizer from another."""
+    """Hash a tokenizer, so that another one has another hash."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return hashlib.sha256(f"{tokenizer.eos_token_id} {text}".encode()).hexdigest()
 
 
 def _read(folder: Path, how: Tokenizing) -> Tokens | None:
-    """The folder's content where it is whole; None where it has to be made."""
+    """Read the folder's content where it is whole; None where it has to be made."""
     from transformers import AutoTokenizer
 
     try:
@@ -117,7 +118,8 @@ def _read(folder: Path, how: Tokenizing) -> Tokens | None:
 
 
 def _is_whole(path: Path, about: dict[str, int]) -> bool:
-    """Size and time as they were when the file was made; if only the time differs, its content is read."""
+    """Compare size and time with those when the file was made; if only the time differs, its content is
+    read."""
     stat = path.stat()
     if stat.st_size != about["size"]:
         return False
@@ -192,7 +194,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _settle(path: Path) -> dict[str, int]:
-    """On the disk; its size, time and checksum."""
+    """Sync a file to the disk. -> its size, time and checksum."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
     stat = path.stat()
@@ -200,7 +202,7 @@ def _settle(path: Path) -> dict[str, int]:
 
 
 def _first(source: TextSource, most: int) -> Iterator[str]:
-    """The training text's first pieces."""
+    """Yield the training text's first pieces."""
     size = 0
     for document in source.train():
         for piece in document:
@@ -212,7 +214,8 @@ def _first(source: TextSource, most: int) -> Iterator[str]:
 
 
 def _write(path: Path, documents: Iterable[Iterator[str]], tokenizer: Any, dtype: str) -> array[int]:
-    """Documents as tokens, each with the end token behind it. -> their lengths; empty ones are left out."""
+    """Write documents as tokens, each with the end token behind it. -> their lengths; empty ones are left
+    out."""
     lengths: array[int] = array("q")
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     length = 0
@@ -237,7 +240,7 @@ def _write(path: Path, documents: Iterable[Iterator[str]], tokenizer: Any, dtype
 
 
 def _batches(documents: Iterable[Iterator[str]]) -> Iterator[list[str | None]]:
-    """Pieces, and None where a document ends; enough for one call of the tokenizer."""
+    """Yield pieces, and None where a document ends; enough for one call of the tokenizer."""
     batch: list[str | None] = []
     size = 0
     for document in documents:
@@ -306,7 +309,7 @@ class Packed(Dataset[Row]):  # type: ignore[misc]
         return self.rows
 
     def __getitem__(self, index: int) -> Row:
-        """(sequence,) int64 tokens."""
+        """Return (sequence,) int64 tokens."""
         if not 0 <= index < self.rows:
             raise IndexError(index)
         if self._mapped is None:
@@ -333,7 +336,7 @@ class SyntheticTokens(Dataset[Row]):  # type: ignore[misc]
         return self.rows
 
     def __getitem__(self, index: int) -> Row:
-        """(sequence,) int64 tokens below vocab_size."""
+        """Return (sequence,) int64 tokens below vocab_size."""
         if not 0 <= index < self.rows:
             raise IndexError(index)
         key = np.array([self.seed % 2**64, index], dtype=np.uint64)
@@ -342,8 +345,8 @@ class SyntheticTokens(Dataset[Row]):  # type: ignore[misc]
 
 
 def collate(rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-    """(batch, sequence) input_ids and labels. A label stands at its own token's place, as Transformers has it
-    (the loss moves it); the first of a row has nothing before it and is ignored."""
+    """Stack rows to (batch, sequence) input_ids and labels. A label stands at its own token's place, as
+    Transformers has it (the loss moves it); the first of a row has nothing before it and is ignored."""
     inputs = torch.from_numpy(np.stack([row["tokens"] for row in rows]))
     labels = inputs.clone()
     labels[:, 0] = IGNORED
@@ -354,6 +357,6 @@ def collate(rows: Sequence[Row]) -> dict[str, torch.Tensor]:
 
 
 def count_batch(inputs: Mapping[str, Any]) -> Counts:
-    """Every token of a packed row is real."""
+    """Count every token of a packed row as real."""
     rows = inputs["input_ids"]
     return Counts(int(rows.shape[0]), rows.numel(), rows.numel())

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+from transformers import AutoModelForCausalLM, TrainingArguments
 
 from muster.core.errors import DataError, RecipeError, UsageError
 from muster.core.recipe import Recipe
 from muster.store.lines import Skipped
+from muster.worker import answering
 from muster.worker.context import Context
-from muster.worker.data.tokenizer import named_tokenizer
+from muster.worker.data.tokenizer import load_tokenizer
 from muster.worker.decoders import make_config, make_model, room_of
 from muster.worker.heldout import perplexity
 from muster.worker.loss import LossSums, TokenLoss, fused_head
-from muster.worker.models import load_from, to_answer
 from muster.worker.together import check_alike
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built, limit_notes
@@ -46,13 +46,13 @@ class _Trainer(Trainer):
 
 
 def data_of(recipe: Recipe) -> TextData:
-    """The recipe's data section, which is this workload's."""
+    """Return the recipe's data section, which is this workload's."""
     assert isinstance(recipe.data, TextData)
     return recipe.data
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
-    """The trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
+    """Build the trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
     recipe, data = context.recipe, data_of(context.recipe)
     tokens = None if data.synthetic else _tokens(context)
     tokenizer = tokens.tokenizer if tokens else None
@@ -86,7 +86,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
 
 
 def _tokens(context: Context) -> Tokens:
-    """This machine's tokens. All ranks must have the same ones."""
+    """Open this machine's tokens. All ranks must have the same ones. Raises DataError."""
     recipe = context.recipe
     tokens = open_tokens(source_of(data_of(recipe)), tokenizing(recipe), cache_folder(recipe))
     check_alike(context, "the text is", lambda: tokens.digest)
@@ -94,17 +94,14 @@ def _tokens(context: Context) -> Tokens:
 
 
 def tokenizing(recipe: Recipe) -> Tokenizing:
-    """The recipe's tokenizer: the model's own, a named one, or one that is trained on the text."""
+    """Choose the recipe's tokenizer: the model's own, a named one, or one that is trained on the text."""
     model, fraction = recipe.model, recipe.data.validation_fraction
-    name = named_tokenizer(model)
-    if name is None:
-        return Tokenizing(None, model.vocab_size, fraction)
-    where = "model.tokenizer" if model.tokenizer != "auto" else "model.name"
-    return Tokenizing(load_from(AutoTokenizer.from_pretrained, name, where), 0, fraction)
+    tokenizer = load_tokenizer(model)
+    return Tokenizing(tokenizer, model.vocab_size if tokenizer is None else 0, fraction)
 
 
 def cache_folder(recipe: Recipe) -> Path:
-    """Where tokens are kept on each machine, for all runs."""
+    """Return where tokens are kept on each machine, for all runs."""
     return Path(recipe.launch.workdir or "~/.cache/muster").expanduser() / "tokens"
 
 
@@ -135,7 +132,7 @@ def _synthetic(context: Context, config: Any, sequence: int) -> tuple[Rows, Rows
         rows = recipe.train.max_steps * context.batch.global_
     if rows is None:
         raise RecipeError(
-            "nobody says how many there are", where="data.synthetic.samples", hint="or train.max_steps"
+            "the number of samples is missing", where="data.synthetic.samples", hint="or train.max_steps"
         )
     rows = min(rows, data.limit or rows)
     held = min(data.synthetic.validation, recipe.evaluate.limit or data.synthetic.validation)
@@ -147,7 +144,7 @@ def _synthetic(context: Context, config: Any, sequence: int) -> tuple[Rows, Rows
 
 
 def _notes(tokens: Tokens, train: Rows, held_out: Rows) -> list[str]:
-    """What was read, and what of it was left out."""
+    """Note what was read, and what of it was left out."""
     meta = tokens.meta
     parts = meta["parts"]
     notes = [
@@ -168,21 +165,19 @@ def _notes(tokens: Tokens, train: Rows, held_out: Rows) -> list[str]:
 # --- answering -------------------------------------------------------------------------------------------
 
 
-class Answerer:
-    """The trained model, going on with texts."""
+class Answerer(answering.Answerer):
+    """Go on with texts."""
 
-    def __init__(self, folder: Path, recipe: Any, device: str) -> None:
-        self.recipe = recipe
-        self.streamer: Any = None  # Transformers': hears the answer to a single question as it grows
-        self.tokenizer: Any = None
-        if (folder / "tokenizer_config.json").is_file():
-            self.tokenizer = load_from(AutoTokenizer.from_pretrained, str(folder), "model")
-        self.model = to_answer(AutoModelForCausalLM, folder, device)
-        self.device = self.model.device
+    kind = AutoModelForCausalLM
+
+    @property
+    def tokenized(self) -> bool:
+        """Whether the model was trained on text."""
+        return data_of(self.recipe).synthetic is None
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def answer(self, questions: Sequence[str]) -> tuple[list[str], float]:
-        """How the model goes on with each text, and the seconds that took (tokenizing to text).
+        """Return how the model goes on with each text, and the seconds from tokenizing to text.
 
         Raises UsageError for a model that was trained on synthetic tokens: it has no words.
         """
@@ -227,40 +222,39 @@ class Answerer:
         candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
         return int(next(each for each in candidates if each is not None))
 
-
-@torch.inference_mode()  # type: ignore[untyped-decorator]
-def score(answerer: Answerer, cache: Path, limit: int | None) -> dict[str, float]:
-    """The held-out text's perplexity under the saved model: `muster ask --evaluate`. Raises DataError."""
-    recipe, data = answerer.recipe, data_of(answerer.recipe)
-    config = answerer.model.config
-    sequence = sequence_of(data, config)
-    most = min((each for each in (limit, recipe.evaluate.limit) if each), default=None)
-    if data.synthetic:
-        given = data.synthetic
-        size = given.vocab_size or config.vocab_size
-        rows: Rows = SyntheticTokens(given.validation, sequence, size, given.seed, held_out=True)
-    else:
-        how = Tokenizing(answerer.tokenizer, 0, data.validation_fraction)
-        tokens = open_tokens(source_of(data), how, cache_folder(recipe))
-        rows = Packed(*tokens.part("validation"), sequence)
-    count = len(rows) if most is None else min(len(rows), most)
-    if not count:
-        raise DataError("the held-out text does not fill one sequence", where="data")
-    began = time.perf_counter()
-    tally = LossSums()
-    loss = TokenLoss(moved=True, tally=tally, head=fused_head(answerer.model))
-    size = recipe.batch.micro or 8
-    for start in range(0, count, size):
-        batch = collate([rows[index] for index in range(start, min(start + size, count))])
-        labels = batch["labels"].to(answerer.device)
-        with loss.expecting(labels):
-            outputs = answerer.model(batch["input_ids"].to(answerer.device), use_cache=False)
-        loss(outputs, labels)
-    mean = float(tally.loss) / int(tally.count)
-    return {
-        "loss": mean,
-        "perplexity": perplexity(mean),
-        "tokens": int(tally.count),
-        "sequences": count,
-        "seconds": time.perf_counter() - began,
-    }
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def score(self, cache: Path, limit: int | None) -> dict[str, float]:
+        """Return the held-out text's perplexity. Raises DataError."""
+        recipe, data = self.recipe, data_of(self.recipe)
+        config = self.model.config
+        sequence = sequence_of(data, config)
+        most = min((each for each in (limit, recipe.evaluate.limit) if each), default=None)
+        if data.synthetic:
+            given = data.synthetic
+            size = given.vocab_size or config.vocab_size
+            rows: Rows = SyntheticTokens(given.validation, sequence, size, given.seed, held_out=True)
+        else:
+            how = Tokenizing(self.tokenizer, 0, data.validation_fraction)
+            tokens = open_tokens(source_of(data), how, cache_folder(recipe))
+            rows = Packed(*tokens.part("validation"), sequence)
+        count = len(rows) if most is None else min(len(rows), most)
+        if not count:
+            raise DataError("the held-out text does not fill one sequence", where="data")
+        began = time.perf_counter()
+        tally = LossSums()
+        loss = TokenLoss(moved=True, tally=tally, head=fused_head(self.model))
+        size = recipe.batch.micro or 8
+        for start in range(0, count, size):
+            batch = collate([rows[index] for index in range(start, min(start + size, count))])
+            labels = batch["labels"].to(self.device)
+            with loss.expecting(labels):
+                outputs = self.model(batch["input_ids"].to(self.device), use_cache=False)
+            loss(outputs, labels)
+        mean = float(tally.loss) / int(tally.count)
+        return {
+            "loss": mean,
+            "perplexity": perplexity(mean),
+            "tokens": int(tally.count),
+            "sequences": count,
+            "seconds": time.perf_counter() - began,
+        }

@@ -36,7 +36,7 @@ class DpoRecipe(DialogueRecipe):
     dpo: Dpo = Field(default_factory=Dpo, description="The objective of direct preference optimization.")
 
     def held_models(self) -> tuple[HeldModel, ...]:
-        """The model that it starts from; with adapters that is the model without them."""
+        """Name the model that it starts from; with adapters that is the model without them."""
         return (HeldModel("reference model", output=self.output, shared=self.lora is not None),)
 
 

@@ -22,8 +22,8 @@ class _Trainer(PairTrainer, DPOTrainer):  # type: ignore[misc]
     """TRL's, with exact figures over held-out pairs."""
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
-        """The loss of a pair's rewards, beta x (log pi - log pi of the reference) (Rafailov et al. 2023,
-        equation 7); a mixture of experts has TRL's own, which balances them."""
+        """Compute the loss of a pair's rewards, beta x (log pi - log pi of the reference) (Rafailov et al.
+        2023, equation 7); a mixture of experts has TRL's own, which balances them."""
         if self.model.training and self.aux_loss_enabled:
             return super().compute_loss(model, inputs, *args, **named)
         labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, -100)
@@ -43,15 +43,17 @@ class _Trainer(PairTrainer, DPOTrainer):  # type: ignore[misc]
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
-    """The trainer for the recipe. Raises DataError and RecipeError."""
+    """Build the trainer for the recipe. Raises DataError and RecipeError."""
     recipe = context.recipe
     assert isinstance(recipe, DpoRecipe)
 
-    def models(encoding: Encoding, config: Any) -> dict[str, Any]:
-        """The trained one and its reference; with adapters that is the model without them."""
+    def models(encoding: Encoding) -> dict[str, Any]:
+        """Make the trained model and its reference; with adapters that is the model without them."""
         longest = encoding.sequence  # rows are padded at their end
         names = ("model",) if recipe.lora else ("model", "ref_model")
-        return {name: make_model(context, config, encoding.tokenizer, longest=longest) for name in names}
+        return {
+            name: make_model(context, encoding.config, encoding.tokenizer, longest=longest) for name in names
+        }
 
     return build_pairs(
         context,

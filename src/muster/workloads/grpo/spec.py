@@ -33,7 +33,7 @@ class GrpoRecipe(GroupRecipe):
     )
 
     def trl_arguments(self) -> dict[str, Any]:
-        """Of Shao et al. 2024."""
+        """Return the settings of Shao et al. 2024."""
         return {
             "loss_type": self.grpo.loss,
             "scale_rewards": self.grpo.scale,

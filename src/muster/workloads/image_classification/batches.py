@@ -63,8 +63,8 @@ class ImageBatches:
 
 
 def find_batches(path: Path) -> ImageBatches | None:
-    """The batches of a folder, or of the one in it that is called as in the archive; None: there are none.
-    Raises DataError."""
+    """Find the batches of a folder, or of the one in it that is called as in the archive; None: there are
+    none. Raises DataError."""
     marks = (META, f"{TRAIN}1")
     places = (path, path / FOLDER)
     folder = next((each for each in places if any((each / mark).is_file() for mark in marks)), None)
@@ -98,7 +98,7 @@ class _Array:
         self.state = state
 
     def pixels(self) -> bytes | None:
-        """Its bytes; None: it is no array of unsigned bytes, row by row."""
+        """Return the array's bytes; None: it is no array of unsigned bytes, row by row."""
         try:
             _, _, kind, by_column, content = self.state
         except (TypeError, ValueError):
@@ -108,7 +108,7 @@ class _Array:
 
 
 def _from_buffer(content: Any, kind: Any, shape: Any, order: Any) -> _Array:
-    """An array of protocol 5, which has its bytes in the pickle: as other protocols have it."""
+    """Make an array of protocol 5, which has its bytes in the pickle, as other protocols have it."""
     array = _Array()
     array.state = 1, shape, kind, order != "C", bytes(content) if isinstance(content, bytearray) else content
     return array
@@ -116,7 +116,7 @@ def _from_buffer(content: Any, kind: Any, shape: Any, order: Any) -> _Array:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Of arrays alone. Raises UnpicklingError."""
+        """Find the classes of arrays alone. Raises UnpicklingError."""
         if (module, name) in _ARRAY:
             return _Array
         if (module, name) in _BUFFER:
@@ -125,7 +125,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(file: Path) -> Mapping[Any, Any]:
-    """The dictionary of a pickle; its texts are bytes, as Python 2 wrote them. Raises DataError."""
+    """Read the dictionary of a pickle; its texts are bytes, as Python 2 wrote them. Raises DataError."""
     with refused(DataError, "read", file), file.open("rb") as stream:
         try:
             content = _Unpickler(stream, encoding="bytes").load()

@@ -48,8 +48,8 @@ class ImageFolders:
 
 
 def find_images(path: Path) -> DataFiles | ImageFolders | ImageBatches:
-    """What is in a file or folder: Parquet, CIFAR-10's batches, or a folder for each class. Raises DataError
-    with its name."""
+    """Find what is in a file or folder: Parquet, CIFAR-10's batches, or a folder for each class. Raises
+    DataError with its name."""
     if path.is_file():
         if path.suffix.lower() != PARQUET:
             raise DataError("is not a Parquet file", where=str(path), hint=f"or a folder: {LAYOUT}")
@@ -82,7 +82,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _part(path: Path, names: Sequence[str]) -> Path | None:
-    """The folder of a part: the first of `names` that is there."""
+    """Find the folder of a part: the first of `names` that is there."""
     by_name = {folder.name.lower(): folder for folder in _folders(path)}
     return next((by_name[name] for name in names if name in by_name), None)
 
@@ -118,7 +118,7 @@ def _image_folders(train: Path, held_out: Path | None) -> ImageFolders:
 
 
 def _in_turn(part: Path, numbers: dict[str, int], *, empty: bool) -> Iterator[tuple[Path, int]]:
-    """One image of each class after the other, so that the first so many are of all classes.
+    """Yield one image of each class after the other, so that the first so many are of all classes.
 
     `empty`: a class may be without images.
     """
@@ -135,7 +135,7 @@ def _in_turn(part: Path, numbers: dict[str, int], *, empty: bool) -> Iterator[tu
 
 
 def _image_files(folder: Path) -> list[Path]:
-    """The images of a class, in sub-folders too."""
+    """List the images of a class, in sub-folders too."""
     images = []
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -148,12 +148,12 @@ def _image_files(folder: Path) -> list[Path]:
 
 
 def image_column(wanted: str, names: Sequence[str], where: str) -> str:
-    """The column with the images: the recipe's, or where that is the default a usual name."""
+    """Find the column with the images: the recipe's, or where that is the default a usual name."""
     return _column(wanted, IMAGE_COLUMNS, names, where)
 
 
 def label_column(wanted: str, names: Sequence[str], where: str) -> str:
-    """The column with the classes: the recipe's, or where that is the default a usual name."""
+    """Find the column with the classes: the recipe's, or where that is the default a usual name."""
     return _column(wanted, LABEL_COLUMNS, names, where)
 
 
@@ -171,8 +171,8 @@ def _column(wanted: str, usual: Sequence[str], names: Sequence[str], where: str)
 
 
 def class_names(metadata: bytes | None, column: str) -> list[str] | None:
-    """The names of a column's classes, from what the datasets library writes into a Parquet file about it
-    (the value of the key METADATA); None where it does not say."""
+    """Read the names of a column's classes from what the datasets library writes into a Parquet file about it
+    (the value of the key METADATA); None where there are none."""
     try:
         features = json.loads((metadata or b"").decode())["info"]["features"]
         return [str(name) for name in features[column]["names"]]
@@ -181,7 +181,7 @@ def class_names(metadata: bytes | None, column: str) -> list[str] | None:
 
 
 def row_of(file: Path | str, row: int) -> str:
-    """What to call a row: its number counts from 0, as in a data frame."""
+    """Name a row: its number counts from 0, as in a data frame."""
     return f"{file}[{row}]"
 
 
@@ -193,7 +193,7 @@ class Classes:
     texts: bool
 
     def number(self, label: object) -> int | None:
-        """The class of a label; None for one that is out of range."""
+        """Return the class of a label; None for one that is out of range."""
         if self.texts:
             return self.names.index(label) if isinstance(label, str) and label in self.names else None
         if isinstance(label, int) and 0 <= label < len(self.names):
@@ -201,7 +201,7 @@ class Classes:
         return None
 
     def fault(self, label: object) -> DataError:
-        """What is wrong with a label that has no number."""
+        """Make the error of a label that has no number."""
         if label is None:
             return DataError("has no label")
         if self.texts:
@@ -217,7 +217,8 @@ class Classes:
 
 
 def classes_of(labels: Iterable[object], names: Sequence[str] | None, number: int | None) -> Classes:
-    """The classes: the data's own names, else so many as the recipe says, else those without a gap from 0.
+    """Return the classes: the data's own names, else so many as the recipe says, else those without a gap
+    from 0.
 
     labels: those of the training images, each once or more.
     """
@@ -238,13 +239,14 @@ def classes_of(labels: Iterable[object], names: Sequence[str] | None, number: in
 
 
 def table_classes(training: Sequence[ParquetTable], number: int | None) -> Classes:
-    """The classes of Parquet files, by the training images' labels, or as the first file names them."""
+    """Return the classes of Parquet files, by the training images' labels, or as the first file names
+    them."""
     labels = {label for table in training for label in table.labels}
     return classes_of(labels, training[0].names, number)
 
 
 def classes_at(path: Path, image: str, label: str, number: int | None) -> int:
-    """How many classes a training part has. `number`: as Classes take it. Raises DataError for data that
+    """Count the classes of a training part. `number`: as Classes take it. Raises DataError for data that
     cannot be read."""
     return _counted(path, image, label, number, _stamp(path))
 
@@ -259,7 +261,7 @@ def _counted(path: Path, image: str, label: str, number: int | None, stamp: tupl
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """What changes with the data: of a file, or of a folder and what is in it, one folder deep."""
+    """Return what changes with the data: of a file, or of a folder and what is in it, one folder deep."""
     entries = [path, *sorted(path.iterdir())] if path.is_dir() else [path]
     return tuple(entry.stat().st_mtime_ns for entry in entries if entry.exists())
 
@@ -293,14 +295,14 @@ class ParquetTable:
 
 
 def _is_empty(image: Any) -> bool:
-    """Whether a row has neither an image's bytes nor the name of a file beside."""
+    """Return whether a row has neither an image's bytes nor the name of a file beside."""
     content = image.get("bytes") or image.get("path") if isinstance(image, dict) else image
     return not content
 
 
 def read_table(file: Path, image: str, label: str) -> ParquetTable:
-    """A Parquet file's labels. `image`, `label`: columns as the recipe names them. Raises DataError where it
-    is none, is empty, or lacks a column, and ReaderMissingError."""
+    """Read a Parquet file's labels. `image`, `label`: columns as the recipe names them. Raises DataError
+    where it is none, is empty, or lacks a column, and ReaderMissingError."""
     where = str(file)
     with parquet_file(file) as opened:
         schema, about = opened.schema_arrow, opened.metadata.metadata or {}

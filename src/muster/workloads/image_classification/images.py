@@ -60,14 +60,14 @@ class ImageSource(Protocol):
     """Where images come from."""
 
     def read(self, row: int) -> Image.Image:
-        """The image of a row, decoded. Raises UnreadableImage."""
+        """Read and decode the image of a row. Raises UnreadableImage."""
 
     def place(self, row: int) -> str:
-        """What to call the row: a file, or a file with a row."""
+        """Name the row: a file, or a file with a row."""
 
 
 def decode(data: bytes | Path) -> Image.Image:
-    """An image file's content. Raises UnreadableImage with what is wrong with it."""
+    """Decode an image file. Raises UnreadableImage with what is wrong with it."""
     try:
         content = data.read_bytes() if isinstance(data, Path) else data
         if not content:
@@ -97,7 +97,7 @@ class Preparation:
         return len(self.mean)
 
     def pixels(self, image: Image.Image) -> torch.Tensor:
-        """-> (channels, size, size), uint8."""
+        """Convert and resize an image -> (channels, size, size), uint8."""
         mode = "L" if self.channels == 1 else "RGB"
         if image.mode != mode:  # else it would be copied
             image = image.convert(mode)
@@ -107,7 +107,8 @@ class Preparation:
         return torch.from_numpy(array).permute(2, 0, 1)
 
     def normalise(self, pixels: torch.Tensor) -> torch.Tensor:
-        """(batch, channels, size, size) uint8 -> float32: (value / 255 - mean) / std per channel."""
+        """Normalise (batch, channels, size, size) uint8 -> float32: (value / 255 - mean) / std per
+        channel."""
         scale, shift = _scale_and_shift(self.mean, self.std, pixels.device)
         return pixels.float().mul_(scale).sub_(shift)
 
@@ -129,7 +130,7 @@ class Preparation:
 
     @classmethod
     def from_saved(cls, folder: Path) -> Preparation:
-        """Of a trained model. Raises DataError."""
+        """Read the preparation of a trained model. Raises DataError."""
         try:
             content = json.loads((folder / PREPARATION).read_text(encoding="utf-8"))
             return cls(
@@ -143,7 +144,8 @@ class Preparation:
 def _scale_and_shift(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(1, channels, 1, 1) each, on the device: copied once, since every copy from the host is waited for."""
+    """Return (1, channels, 1, 1) each, on the device: copied once, since every copy from the host is waited
+    for."""
     scale = 1 / (255 * torch.tensor(std).view(1, -1, 1, 1))
     return scale.to(device), (255 * torch.tensor(mean).view(1, -1, 1, 1) * scale).to(device)
 
@@ -157,7 +159,8 @@ class Augmentation:
     seed: int
 
     def __call__(self, pixels: torch.Tensor, epoch: int, index: int) -> torch.Tensor:
-        """(channels, size, size) -> the same shape: mirrored or not, and moved by at most `crop` pixels."""
+        """Change (channels, size, size), keeping the shape: mirrored or not, and moved by at most `crop`
+        pixels."""
         chance = random.Random(f"{self.seed}/{epoch}/{index}")
         if self.flip and chance.random() < 0.5:
             pixels = pixels.flip(-1)
@@ -217,7 +220,7 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
         return {"pixels": pixels, "label": self.part.labels[index], "fault": None}
 
     def pixels(self, index: int) -> torch.Tensor:
-        """(channels, size, size), uint8, without augmentation. Raises UnreadableImage."""
+        """Return (channels, size, size), uint8, without augmentation. Raises UnreadableImage."""
         if self._kept is None:
             return self.preparation.pixels(self.part.read(index))
         kept, there = self._kept
@@ -227,7 +230,8 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
         return kept[index]
 
     def faults(self, first: int, step: int, most: int) -> Iterator[tuple[int, str, str]]:
-        """(index, place, what) of unreadable ones of samples first, first + step, ...: `most` are read."""
+        """Yield (index, place, what) of unreadable ones of samples first, first + step, ...: `most` are
+        read."""
         for index in range(first, min(len(self), first + step * most), step):
             try:
                 self.pixels(index)
@@ -235,17 +239,17 @@ class ImageSet(Dataset[dict[str, Any]]):  # type: ignore[misc]
                 yield index, self.part.place(index), str(fault)
 
     def without(self, indices: set[int]) -> ImageSet:
-        """The same without some samples."""
+        """Leave some samples out."""
         kept = [index for index in range(len(self)) if index not in indices]
         return self.only(kept) if indices else self
 
     def only(self, indices: Sequence[int]) -> ImageSet:
-        """Some of the samples."""
+        """Keep some of the samples."""
         return ImageSet(self.part.only(indices), self.preparation, self.augmentation)
 
 
 class EpochSampler(GroupedSampler):
-    """The same order in all kinds of jobs; each number tells the epoch as well (see ImageSet)."""
+    """The same order in all kinds of jobs; each number has the epoch as well (see ImageSet)."""
 
     def __iter__(self) -> Iterator[int]:
         start = self.epoch() * len(self.lengths)
@@ -253,7 +257,7 @@ class EpochSampler(GroupedSampler):
 
 
 def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Samples -> {"pixel_values": (batch, channels, size, size) uint8, "labels": (batch,)}.
+    """Collate samples -> {"pixel_values": (batch, channels, size, size) uint8, "labels": (batch,)}.
 
     Bytes are a quarter of what the model reads: `normalised` in train.py makes that of them, on the device.
     FAULTS is there where an image cannot be read: a list of (place, what). A sample that only fills up a
@@ -300,19 +304,19 @@ class ArraySource:
         return Image.fromarray(self.images[row])
 
     def place(self, row: int) -> str:
-        """Part[row of this part]."""
+        """Name the row: part[row of this part]."""
         return place_in(self.parts, row)
 
 
 def place_in(parts: Sequence[tuple[str, int]], row: int) -> str:
-    """What to call a row of all parts: (name, rows) each, in their order."""
+    """Name a row of all parts: (name, rows) each, in their order."""
     ends = list(accumulate(rows for _, rows in parts))
     which = min(bisect_right(ends, row), len(ends) - 1)
     return row_of(parts[which][0], row - (ends[which] - parts[which][1]))
 
 
 def read_digits() -> tuple[Any, list[int]]:
-    """scikit-learn's digits: (1797, 8, 8) uint8, whose 0..16 become 0..255, and what each of them is.
+    """Read scikit-learn's digits: (1797, 8, 8) uint8, whose 0..16 become 0..255, and the class of each.
 
     The file is scikit-learn's own (digits.csv.gz): the test part of E. Alpaydin and C. Kaynak, Optical
     Recognition of Handwritten Digits (1998), UCI Machine Learning Repository, CC BY 4.0.
@@ -344,15 +348,15 @@ class Shard:
         return len(self.rows)
 
     def read(self, index: int) -> Image.Image:
-        """The image of a row in use, decoded. Raises UnreadableImage."""
+        """Read and decode the image of a row in use. Raises UnreadableImage."""
         return self.source.read(self.rows[index])
 
     def place(self, index: int) -> str:
-        """What to call a row in use."""
+        """Name a row in use."""
         return self.source.place(self.rows[index])
 
     def only(self, indices: Sequence[int]) -> Shard:
-        """Some of the rows in use."""
+        """Keep some of the rows in use."""
         rows, labels = [self.rows[i] for i in indices], [self.labels[i] for i in indices]
         return Shard(self.source, rows, labels, self.faults)
 
@@ -367,7 +371,7 @@ class Parts:
 
 
 def load_parts(data: ImageData, seed: int, number: int | None) -> Parts:
-    """The recipe's images. `number`: of classes, where the recipe says it. Raises DataError.
+    """Load the recipe's images. `number`: of classes, where the recipe says it. Raises DataError.
 
     With data.bad = skip, rows without a usable label are left out and counted in `faults`.
     """
@@ -417,7 +421,7 @@ class FileSource:
         return decode(self.files[row])
 
     def place(self, row: int) -> str:
-        """The file."""
+        """Name the file."""
         return str(self.files[row])
 
 
@@ -478,12 +482,13 @@ class TableSource:
         return decode(value)
 
     def place(self, row: int) -> str:
-        """File[row of this file]."""
+        """Name the row: file[row of this file]."""
         return place_in(self.parts, row)
 
 
 def _parquet(data_files: DataFiles, data: ImageData, number: int | None) -> Parts:
-    """By way of the datasets library, whose cache on this machine the ranks share and map into memory."""
+    """Load Parquet files by way of the datasets library, whose cache on this machine the ranks share and map
+    into memory."""
     training, held_out = (
         [read_table(file, data.image, data.label) for file in files]
         for files in (data_files.train, data_files.validation)
@@ -504,13 +509,13 @@ def _parquet(data_files: DataFiles, data: ImageData, number: int | None) -> Part
 
 
 def _held_out(parts: Mapping[Any, Shard], *names: str) -> Shard:
-    """The first of the parts that has rows, be they usable or not; an empty one where none has."""
+    """Return the first of the parts that has rows, be they usable or not; an empty one where none has."""
     there = [parts[name] for name in names if name in parts]
     return next((part for part in there if len(part) or part.faults), Shard(parts["train"].source, [], []))
 
 
 def _read(files: Sequence[Path]) -> Any:
-    """Parquet files as one table; the library calls all files of one list train."""
+    """Read Parquet files as one table; the library calls all files of one list train."""
     return load("parquet", str(files[0].parent), data_files=[str(file) for file in files], split="train")
 
 

@@ -30,13 +30,13 @@ HEADS = ("classifier", "head", "fc")  # what models call their last layer
 
 
 def data_of(recipe: Recipe) -> ImageData:
-    """The recipe's data section, which is this workload's."""
+    """Return the recipe's data section, which is this workload's."""
     assert isinstance(recipe.data, ImageData)
     return recipe.data
 
 
 def make_model(context: Context, names: Sequence[str]) -> Any:
-    """The network with a class per name: pretrained, or from a configuration. Raises RecipeError."""
+    """Make the network with a class per name: pretrained, or from a configuration. Raises RecipeError."""
     recipe = context.recipe
     labels = {
         "num_labels": len(names),
@@ -55,7 +55,8 @@ def make_model(context: Context, names: Sequence[str]) -> Any:
 
 
 def _pretrained(context: Context, labels: Mapping[str, Any]) -> Any:
-    """Its weights; the classifier is drawn anew where it has another number of classes."""
+    """Load the model with its weights; the classifier is drawn anew where it has another number of
+    classes."""
     recipe = context.recipe
     name = str(recipe.model.name)
     if name in families.sizes("vit"):  # no hub has weights by these names
@@ -81,7 +82,7 @@ def _own_fields(recipe: Recipe) -> dict[str, Any]:
 
 
 def make_config(recipe: Recipe, labels: Mapping[str, Any]) -> Any:
-    """A configuration from a size's name, a folder or hub name, and the recipe's own fields on top."""
+    """Make a configuration from a size's name, a folder or hub name, and the recipe's own fields on top."""
     spec, fields = recipe.model, _own_fields(recipe)
     size_fields = families.size(spec.name)
     if size_fields is None and spec.name:
@@ -104,13 +105,13 @@ def make_config(recipe: Recipe, labels: Mapping[str, Any]) -> Any:
 
 
 def _image_size(config: Any) -> int | None:
-    """Pixels of a side, where the model is made for one size."""
+    """Return the pixels of a side, where the model is made for one size."""
     size = getattr(config, "image_size", None)
     return int(size[0] if isinstance(size, list | tuple) else size) if size else None
 
 
 def preparation_for(recipe: Recipe, config: Any) -> Preparation:
-    """The recipe's size, mean and standard deviation; else the pretrained model's own; else 0.5."""
+    """Choose the recipe's size, mean and standard deviation; else the pretrained model's own; else 0.5."""
     data = data_of(recipe)
     own: dict[str, Any] = {}
     if recipe.model.init == "pretrained" and recipe.model.name:
@@ -127,7 +128,7 @@ def preparation_for(recipe: Recipe, config: Any) -> Preparation:
 
 
 def _own_preparation(name: str) -> dict[str, Any]:
-    """What a published model says about how its images are prepared; nothing where it says nothing."""
+    """Read how a published model's images are prepared; nothing where it does not say."""
     from transformers import ImageProcessingMixin
 
     try:
@@ -137,7 +138,7 @@ def _own_preparation(name: str) -> dict[str, Any]:
 
 
 def tokens_per_image(config: Any) -> int:
-    """Patches and the class token, for ViT; 0 where a model's tokens are not known."""
+    """Count patches and the class token, for ViT; 0 where a model's tokens are not known."""
     family = families.family_of({"model_type": config.model_type})
     return family.tokens(config.to_dict()) if family is families.vit else 0
 
@@ -174,7 +175,7 @@ def _traced_model(context: Context, request: TraceRequest, config: dict[str, Any
 
 
 def _traced_batch(request: TraceRequest, model: Any, samples: int) -> Inputs:
-    """As images.py collates."""
+    """Make a batch as images.py collates it."""
     # A model that takes any size does not say one; the request has it where the recipe does.
     size = getattr(model.config, "image_size", None) or request.config.get("image_size") or 224
     height, width = size if isinstance(size, list | tuple) else (size, size)
@@ -186,8 +187,8 @@ def _traced_batch(request: TraceRequest, model: Any, samples: int) -> Inputs:
 
 
 def _traced_input(request: TraceRequest, batch: Inputs) -> Inputs:
-    """As Preparation normalises, whose numbers do not matter; DeepSpeed's trainer casts that to the model's
-    type."""
+    """Prepare a batch as Preparation normalises it, whose numbers do not matter; DeepSpeed's trainer casts
+    that to the model's type."""
     pixels = batch["pixel_values"].float().mul_(1.0).sub_(0.5)
     kind = torch.bfloat16 if request.arithmetic == "half" else torch.float32
     return {**batch, "pixel_values": pixels.to(kind)}

@@ -1,4 +1,4 @@
-"""Image classification, as the control side knows it: its data and recipe, and what can be told before ranks
+"""Image classification, as the control side knows it: its data and recipe, and what is known before ranks
 start. No image is decoded."""
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ print(model("image.png"))"""
             raise DataError("1 image is too few to hold some out", where=self.data.path, hint="more images")
 
     def describe_data(self, path: Path) -> str:
-        """Numbers of images, or files by name."""
+        """Count the images, or name the files."""
         images, fraction = find_images(path), self.data.validation_fraction
         if isinstance(images, DataFiles):
             return parts_of(path, images.train, images.validation, fraction)
@@ -125,14 +125,14 @@ print(model("image.png"))"""
         return f"{path}: {counted(len(images.train), 'image')} to train on, {held}"
 
     def epoch_samples(self) -> int | None:
-        """Of the digits."""
+        """Count the digits; other images are counted by ranks."""
         if not self.data.digits:
             return None
         count = DIGITS - self.data.digits.validation
         return min(count, self.data.limit or count)
 
     def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
-        """What is held out."""
+        """Note what is held out."""
         path = Path(self.data.path).expanduser() if self.data.path else None
         if path is None or not path.exists():
             return super().survey(config)
@@ -148,7 +148,7 @@ print(model("image.png"))"""
         return 0 if self.data.digits or not self.data.source else 8
 
     def config_of_data(self) -> dict[str, Any]:
-        """The images' size, and how many classes they have, which decides the classifier's size."""
+        """Return the images' size, and how many classes they have, which decides the classifier's size."""
         classes = self.classes()
         return {
             **({"image_size": self.data.size} if self.data.size else {}),
@@ -165,8 +165,8 @@ print(model("image.png"))"""
         ]
 
     def classes(self) -> int | None:
-        """How many classes the run's images have, as its ranks find them; None: that is not known here, since
-        the data is on a hub or on other machines. Raises DataError for images that cannot be read."""
+        """Count the classes of the run's images, as its ranks do; None: not known here, since the data is on
+        a hub or on other machines. Raises DataError for images that cannot be read."""
         data = self.data
         if not data.path:
             return None if data.name else CLASSES
@@ -178,7 +178,7 @@ print(model("image.png"))"""
         return None
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths | None:
-        """ViT's patches and class token; of other families, a trace alone knows them."""
+        """Count ViT's patches and class token; of other families, a trace alone knows them."""
         if config is None:
             return None
         is_vit = families.family_of(config) is vit
@@ -189,6 +189,7 @@ RECIPE = ImageRecipe
 
 
 def number_of_classes(recipe: Recipe) -> int | None:
-    """What the recipe says, which counts where labels are numbers and the data names no classes."""
+    """Return the recipe's number of classes, which counts where labels are numbers and the data names no
+    classes."""
     number = (recipe.model.config or {}).get("num_labels")
     return number if isinstance(number, int) and number > 0 else None

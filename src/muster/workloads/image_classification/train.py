@@ -17,8 +17,8 @@ from muster.core.recipe import Recipe
 from muster.core.units import counted
 from muster.store import events
 from muster.store.lines import Skipped
+from muster.worker import answering
 from muster.worker.context import Context
-from muster.worker.models import to_answer
 from muster.worker.together import check_alike, first_on_disk, gather
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built, HeldOut, limit_notes
@@ -53,31 +53,32 @@ class _Trainer(Trainer):
 
     context: Context
     preparation: Preparation
-    told: set[str]
+    noted: set[str]
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
-        """An unreadable image ends the run, or is told once: its label does not count."""
+        """Compute the loss of normalised images. An unreadable one does not count and is noted once, or ends
+        the run. Raises DataError."""
         for place, what in inputs.pop(FAULTS, ()):
             if data_of(self.context.recipe).bad == "error":
                 raise unreadable(place, what)
-            if place not in self.told:
-                self.told.add(place)
+            if place not in self.noted:
+                self.noted.add(place)
                 self.context.emit(events.Noted, text=f"skipped in training: {place}: {what}")
         return super().compute_loss(model, self.normalised(inputs), *rest, **named)
 
     def normalised(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """A loader's batch -> as the model reads it, in the type that the engine gives its inputs."""
+        """Normalise a loader's batch, in the type that the engine gives its inputs."""
         pixels = self.preparation.normalise(inputs["pixel_values"])
         return {**inputs, "pixel_values": self._prepare_input(pixels)}
 
 
 def unreadable(place: str, what: str) -> DataError:
-    """An image that cannot be read, as bad data."""
+    """Make the error of an image that cannot be read."""
     return DataError(what, where=place, hint="data.bad=skip leaves such images out and counts them")
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
-    """The trainer for the recipe: data, model, loss. Raises DataError and RecipeError."""
+    """Build the trainer for the recipe: data, model, loss. Raises DataError and RecipeError."""
     recipe, data = context.recipe, data_of(context.recipe)
     with first_on_disk(context):
         parts = load_parts(data, recipe.train.seed, number_of_classes(recipe))
@@ -110,16 +111,16 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         processing=preparation,
         sampler=EpochSampler,
     )
-    trainer.context, trainer.preparation, trainer.told = context, preparation, set()
+    trainer.context, trainer.preparation, trainer.noted = context, preparation, set()
     counter = ImageCounter(tokens_per_image(model.config))
     notes = limit_notes(len(parts.held_out), recipe.evaluate.limit)
     questions = _questions(held_out.part, parts.names)
-    return Built(trainer, counter, len(train), questions, skipped=skipped, notes=notes)
+    return Built(trainer, counter, len(train), questions, skipped=skipped, notes=notes, finish=accept_colour)
 
 
 def counts_of(parts: Parts) -> str:
-    """How many images and classes there are: ranks of unlike numbers would wait for each other without end.
-    What is in the files, `muster prepare` compares."""
+    """Count images and classes: ranks of unlike numbers would wait for each other without end. What is in the
+    files, `muster prepare` compares."""
     train, held_out, names = len(parts.train), len(parts.held_out), len(parts.names)
     return f"{train:,} to train on and {held_out:,} held out, {counted(names, 'class')}"
 
@@ -129,7 +130,7 @@ def _some(part: Shard, limit: int | None) -> Shard:
 
 
 def spread(count: int, limit: int) -> list[int]:
-    """At most `limit` of `count` indices, drawn once and for all: data are often sorted by class."""
+    """Draw at most `limit` of `count` indices, once and for all: data are often sorted by class."""
     return sorted(random.Random(count).sample(range(count), min(limit, count)))
 
 
@@ -151,16 +152,12 @@ def _questions(part: Shard, names: Sequence[str]) -> list[HeldOut]:
     return [HeldOut(part.place(index), names[label]) for index, label in enumerate(part.labels)]
 
 
-def saved(folder: Path) -> None:
-    """The trained model is in this folder: make it one that Transformers' pipelines can use."""
-    accept_colour(folder)
-
-
 # --- answering -------------------------------------------------------------------------------------------
 
 
 def questions(recipe: Recipe, cache: Path) -> list[HeldOut]:
-    """All held-out images, but for those that cannot be read where data.bad is skip. Raises DataError."""
+    """Return all held-out images, but for those that cannot be read where data.bad is skip. Raises
+    DataError."""
     parts = load_parts(data_of(recipe), recipe.train.seed, number_of_classes(recipe))
     held_out = parts.held_out
     if data_of(recipe).bad == "skip":
@@ -176,18 +173,18 @@ def _can_be_read(part: Shard, index: int) -> bool:
     return True
 
 
-class Answerer:
-    """The trained model, naming what is on images: files, or rows of the recipe's held-out data."""
+class Answerer(answering.Answerer):
+    """Name what is on images: files, or rows of the recipe's held-out data."""
+
+    kind = AutoModelForImageClassification
 
     def __init__(self, folder: Path, recipe: Any, device: str) -> None:
-        self.recipe = recipe
+        super().__init__(folder, recipe, device)
         self.preparation = Preparation.from_saved(folder)
-        self.model = to_answer(AutoModelForImageClassification, folder, device)
-        self.device = self.model.device
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def answer(self, questions: Sequence[str]) -> tuple[list[str], float]:
-        """The most probable class of each image, and the seconds they took (reading to name)."""
+        """Return the most probable class of each image, and the seconds that took (reading to name)."""
         began = time.perf_counter()
         names, answers = self.model.config.id2label, []
         size = self.recipe.evaluate.batch
@@ -199,7 +196,8 @@ class Answerer:
         return answers, time.perf_counter() - began
 
     def _pixels(self, question: str) -> torch.Tensor:
-        """(channels, size, size). Raises DataError for what is no image."""
+        """Return (channels, size, size) of a file or a held-out row. Raises DataError for what is no
+        image."""
         try:
             if Path(question).is_file():
                 return self.preparation.pixels(decode(Path(question)))

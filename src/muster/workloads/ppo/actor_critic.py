@@ -41,7 +41,7 @@ class AnsweredPrompts:
         length: int | None,
         multiple: int,
     ) -> AnsweredPrompts:
-        """From token numbers. `length`: of all rows, or None: of the longest, in whole multiples."""
+        """Make it from token numbers. `length`: of all rows, or None: of the longest, in whole multiples."""
         rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
         inputs, attention = padded(rows, pad, length or length_of(rows, multiple))
         mask = attention.clone()
@@ -50,7 +50,7 @@ class AnsweredPrompts:
         return cls(inputs, attention, mask[:, min(map(len, prompts)) :])
 
     def to(self, device: torch.device) -> AnsweredPrompts:
-        """The same on a device."""
+        """Copy it to a device."""
         return AnsweredPrompts(
             self.input_ids.to(device), self.attention_mask.to(device), self.mask.to(device)
         )
@@ -75,8 +75,8 @@ class ActorCritic(PreTrainedModel):  # type: ignore[misc]
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, columns: int, entropy: bool = False
     ) -> tuple[torch.Tensor, ...]:
-        """Of the last tokens, (answers, columns) each: log-probabilities, the values before they were drawn,
-        and where it is asked for the entropy that they were drawn with."""
+        """Return log-probabilities of the last tokens, the values before they were drawn, and where it is
+        asked for the entropy that they were drawn with; (answers, columns) each."""
         logits = logits_of(self.actor, input_ids, attention_mask, columns)
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
         hidden = self.critic.base_model(**given)[0]
@@ -88,14 +88,14 @@ class ActorCritic(PreTrainedModel):  # type: ignore[misc]
 def logits_of(
     model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, columns: int
 ) -> torch.Tensor:
-    """(answers, columns, vocabulary) of what the model says before each of the last tokens."""
+    """Return (answers, columns, vocabulary) logits of the model before each of the last tokens."""
     given = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
     logits: torch.Tensor = model(**given, logits_to_keep=columns + 1).logits[:, :-1]
     return logits
 
 
 def make_critic(context: Context, tokenizer: Any) -> Any:
-    """The critic as the recipe wants it, trained whole. Raises RecipeError."""
+    """Make the critic as the recipe wants it, trained whole. Raises RecipeError."""
     recipe = context.recipe
     assert isinstance(recipe, PpoRecipe)
     where = "ppo.critic" if recipe.ppo.critic else "reward.model"

@@ -21,7 +21,8 @@ def _actor(context: Context, request: TraceRequest, config: dict[str, Any]) -> A
 
 
 def _loss(forward: Callable[..., Any], inputs: Inputs) -> torch.Tensor:
-    """As if every prompt were short: how many columns answers have, the shortest prompt decides."""
+    """Compute the loss as if every prompt were short: the shortest prompt decides how many columns answers
+    have."""
     tokens = inputs["input_ids"]
     logits = logits_of(forward, tokens, inputs["attention_mask"], tokens.shape[1] - 1)
     return -log_probs_of(logits, tokens[:, 1:], 1.0).sum()

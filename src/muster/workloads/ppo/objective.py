@@ -14,14 +14,15 @@ import torch
 
 
 def log_probs_of(logits: torch.Tensor, tokens: torch.Tensor, temperature: float) -> torch.Tensor:
-    """log pi(token | what is before it), in fp32, of the distribution that is drawn from: softmax(logits /
-    temperature). `logits`: (answers, tokens, vocabulary), each row what the model says before its token."""
+    """Return log pi(token | what is before it), in fp32, of the distribution that is drawn from:
+    softmax(logits / temperature). `logits`: (answers, tokens, vocabulary), each row the model's before its
+    token."""
     scaled = logits.float() / temperature
     return scaled.gather(-1, tokens[..., None])[..., 0] - scaled.logsumexp(-1)
 
 
 def entropy_of(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """-sum p log p over the vocabulary, in nats."""
+    """Return -sum p log p over the vocabulary, in nats."""
     logs = (logits.float() / temperature).log_softmax(-1)
     return -(logs.exp() * logs).sum(-1)
 
@@ -29,8 +30,8 @@ def entropy_of(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 def token_rewards(
     scores: torch.Tensor, divergence: torch.Tensor, mask: torch.Tensor, kl: float, limit: float | None
 ) -> torch.Tensor:
-    """r_t = -kl (log pi(a_t) - log pi_ref(a_t)), and at the last token the answer's score on top, cut to
-    [-limit, limit] (InstructGPT, equation 2, token by token; DeepSpeed-Chat, compute_rewards).
+    """Return r_t = -kl (log pi(a_t) - log pi_ref(a_t)), and at the last token the answer's score on top, cut
+    to [-limit, limit] (InstructGPT, equation 2, token by token; DeepSpeed-Chat, compute_rewards).
 
     `scores`: (answers); `divergence`: log pi - log pi_ref.
     """
@@ -44,9 +45,9 @@ def token_rewards(
 def advantages_of(
     values: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages A and returns A + V (GAE, equation 16, as a recursion from the end; PPO, equations 11, 12):
-    delta_t = r_t + gamma V_(t+1) - V_t and A_t = delta_t + gamma lam A_(t+1), where both are 0 after the
-    last token, also where an answer was cut there.
+    """Return advantages A and returns A + V (GAE, equation 16, as a recursion from the end; PPO, equations
+    11, 12): delta_t = r_t + gamma V_(t+1) - V_t and A_t = delta_t + gamma lam A_(t+1), where both are 0 after
+    the last token, also where an answer was cut there.
 
     `values`: V_t, what the critic expects before token t is drawn.
     """
@@ -66,8 +67,8 @@ def advantages_of(
 def policy_loss(
     log_probs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, clip: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """-min(r A, clamp(r, 1 - clip, 1 + clip) A) with r = pi / pi_old, summed over tokens (PPO, equation 7),
-    and for how many tokens the clamped one was less: they give no gradient."""
+    """Return -min(r A, clamp(r, 1 - clip, 1 + clip) A) with r = pi / pi_old, summed over tokens (PPO,
+    equation 7), and for how many tokens the clamped one was less: they give no gradient."""
     ratio = ((log_probs - old) * mask).exp()
     plain, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - clip, 1 + clip)
     return (torch.maximum(plain, clipped) * mask).sum(), ((clipped > plain) * mask).sum()
@@ -76,7 +77,7 @@ def policy_loss(
 def value_loss(
     values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, clip: float
 ) -> torch.Tensor:
-    """max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2) / 2, summed over tokens (DeepSpeed-Chat,
-    critic_loss_fn)."""
+    """Return max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2) / 2, summed over tokens
+    (DeepSpeed-Chat, critic_loss_fn)."""
     near = old + (values - old).clamp(-clip, clip)
     return 0.5 * (torch.maximum((values - returns) ** 2, (near - returns) ** 2) * mask).sum()

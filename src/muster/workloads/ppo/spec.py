@@ -72,7 +72,7 @@ class PpoRecipe(RolloutRecipe):
     ppo: Ppo = Field(default_factory=Ppo, description="The objective of proximal policy optimization.")
 
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
-        """As all that generate; and what its trainer cannot do."""
+        """Check as all that generate, and refuse what its trainer cannot do. Raises RecipeError."""
         if spec_of(self.engine.name).shards_weights(0):  # module by module, and those of both at once
             raise RecipeError(
                 f"is {self.engine.name}, which would take ppo's actor and critic apart in one model",
@@ -93,7 +93,7 @@ class PpoRecipe(RolloutRecipe):
         return self.ppo.kl > 0
 
     def held_models(self) -> tuple[HeldModel, ...]:
-        """The critic beside those of all that generate; and both once more, before the step."""
+        """Name the critic beside the models of all that generate; and both once more, before the step."""
         start = self.ppo.critic or self.reward.model
         return (
             HeldModel("critic", source=start, output="numbers", trained=True),
@@ -103,7 +103,7 @@ class PpoRecipe(RolloutRecipe):
         )
 
     def drawing(self) -> Drawing:
-        """A micro-batch of answers after the other."""
+        """Draw a micro-batch of answers after the other."""
         return Drawing(self.generation.prompt, self.generation.answer, at_once=False)
 
     @property

@@ -18,10 +18,10 @@ from muster.dialogues.load import Encoding
 from muster.dialogues.rollouts import Prompts, Repeated, Rollouts, generate, generation_config
 from muster.dialogues.scoring import Scorer
 from muster.dialogues.trl import Means
-from muster.worker.adapters import write_merged
 from muster.worker.context import Context
-from muster.worker.decoders import make_config, make_model
+from muster.worker.decoders import make_model
 from muster.worker.models import without_dropout
+from muster.worker.saving import write_merged
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built, Counts
 from muster.workloads.ppo.actor_critic import ActorCritic, AnsweredPrompts, logits_of, make_critic
@@ -62,12 +62,12 @@ class _Trainer(Means, Rollouts, Trainer):
 
     @staticmethod
     def generating(model: Any) -> Any:
-        """The actor."""
+        """Return the actor."""
         return model.actor
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Transformers' own, with a learning rate for the critic. DeepSpeed makes its own later, where the
-        recipe wants one, from what is said here."""
+        """Create Transformers' own optimizer, with a learning rate for the critic. DeepSpeed makes its own
+        later, where the recipe wants one, from the groups of this one."""
         optimizer, rate = super().create_optimizer(model), self.ppo.critic_learning_rate
         if rate is None:
             return optimizer
@@ -81,7 +81,7 @@ class _Trainer(Means, Rollouts, Trainer):
         return optimizer
 
     def get_batch_samples(self, *given: Any) -> Any:
-        """A step's micro-batches of prompts, which `training_step` answers."""
+        """Take a step's micro-batches of prompts, which `training_step` answers."""
         batches, _ = super().get_batch_samples(*given)
         self._at = 0
         if not self._left:
@@ -91,7 +91,7 @@ class _Trainer(Means, Rollouts, Trainer):
         return batches, None
 
     def training_step(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> torch.Tensor:
-        """Loss and gradient of a micro-batch of answers. They are in `inputs` afterwards."""
+        """Compute loss and gradient of a micro-batch of answers. They are in `inputs` afterwards."""
         if self._waiting:
             self._experiences = self._drawn(self._waiting)
             self._waiting = []
@@ -102,8 +102,8 @@ class _Trainer(Means, Rollouts, Trainer):
         return loss
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> torch.Tensor:
-        """This rank's and micro-batch's part of the mean over all answers' tokens of the global batch: the
-        policy's loss and the weighted value's. Engines average over ranks."""
+        """Compute this rank's and micro-batch's part of the mean over all answers' tokens of the global
+        batch: the policy's loss and the weighted value's. Engines average over ranks."""
         now, ppo = self._experiences[self._at], self.ppo
         mask = now.answered.mask
         log_probs, values = model(inputs["input_ids"], inputs["attention_mask"], mask.shape[1])
@@ -114,13 +114,13 @@ class _Trainer(Means, Rollouts, Trainer):
         return (policy + ppo.value_weight * value) * (self.accelerator.num_processes / self._tokens)
 
     def _drawn(self, waiting: Sequence[Sequence[int]]) -> list[Experience]:
-        """Answers to these prompts, as numbers, and all that the loss needs of them."""
+        """Draw answers to these prompts, which are numbers, and compute all that the loss needs of them."""
         micro, tokenizer = self.args.per_device_train_batch_size, self.encoding.tokenizer
         numbers = [number for batch in waiting for number in batch]
         prompts = [self.prompts.tokens[number] for number in numbers]
         config = generation_config(self.generation, tokenizer, sampled=True)
         with self.phase("generating"):
-            answers = generate(self, prompts, config, batch=micro, part=self.generating)
+            answers = generate(self, prompts, config, batch=micro)
         samples = [self.prompts.samples[number] for number in numbers]
         with self.phase("scoring"):
             scores = self.scorer(samples, answers)
@@ -139,7 +139,7 @@ class _Trainer(Means, Rollouts, Trainer):
     def _experience(
         self, prompts: Sequence[list[int]], answers: Sequence[list[int]], scores: Sequence[float]
     ) -> Experience:
-        """What is true of a micro-batch of answers when they are drawn."""
+        """Compute what is true of a micro-batch of answers when they are drawn."""
         encoding, ppo, device = self.encoding, self.ppo, self.accelerator.device
         pad = encoding.tokenizer.pad_token_id
         answered = AnsweredPrompts.of(prompts, answers, pad, encoding.fixed, encoding.multiple).to(device)
@@ -179,7 +179,8 @@ class _Trainer(Means, Rollouts, Trainer):
                 each.advantages = (each.advantages - mean) / (deviation + 1e-8) * each.answered.mask
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Of checkpoints both; else the actor, as any causal language model, and the critic in `critic/`."""
+        """Save both into checkpoints; else the actor, as any causal language model, and the critic in
+        `critic/`."""
         if _internal_call:
             super().save_model(output_dir, _internal_call=True)
             return
@@ -198,7 +199,8 @@ class _Trainer(Means, Rollouts, Trainer):
 
 
 def parted(groups: Sequence[dict[str, Any]], critic: Any, rate: float) -> list[dict[str, Any]]:
-    """An optimizer's groups of parameters, with the critic's in groups of their own behind the others."""
+    """Divide an optimizer's groups of parameters: the critic's are in groups of their own behind the
+    others."""
     own = {id(parameter) for parameter in critic.parameters()}
     split = []
     for inside, change in ((False, {}), (True, {"lr": rate})):
@@ -213,18 +215,16 @@ def _part(weights: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
-    """The trainer for the recipe. Raises DataError and RecipeError."""
+    """Build the trainer for the recipe. Raises DataError and RecipeError."""
     recipe = context.recipe
     assert isinstance(recipe, PpoRecipe)
     encoding, generation = Encoding(context), recipe.generation
     tokenizer, samples = encoding.tokenizer, encoding.samples
     train, held = (Prompts(part, encoding, generation.prompt) for part in (samples.train, samples.held_out))
-    config = make_config(recipe, tokenizer)
-    encoding.fitting(config)
     scorer = Scorer(context, recipe, tokenizer)
-    actor, critic = make_model(context, config, tokenizer), make_critic(context, tokenizer)
+    actor, critic = make_model(context, encoding.config, tokenizer), make_critic(context, tokenizer)
     own = recipe.ppo.kl and not recipe.lora
-    reference = make_model(context, config, tokenizer) if own else None
+    reference = make_model(context, encoding.config, tokenizer) if own else None
     trainer = wired(
         _Trainer,
         context,
@@ -259,7 +259,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
 
 
 def _frozen(trainer: Any, model: Any) -> Any:
-    """The reference, which is never trained: in shards where the actor is."""
+    """Prepare the reference, which is never trained: in shards where the actor is."""
     without_dropout(model).requires_grad_(False)
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)
@@ -271,6 +271,6 @@ def _numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def _count(inputs: Mapping[str, Any]) -> Counts:
-    """Answers, and their tokens with those of their prompts."""
+    """Count answers, and their tokens with those of their prompts."""
     mask = inputs["attention_mask"]
     return Counts(len(mask), mask.sum(), mask.numel())

@@ -47,7 +47,7 @@ tokens, said = (words(part, add_special_tokens=False).input_ids for part in (bef
     workload: str = Field("reward", description=WORKLOAD)
 
     def example(self, question: str | None) -> tuple[str, int]:
-        """A prompt with its answer."""
+        """Return a prompt with its answer."""
         return question or "How are you? => Well.", 0
 
 

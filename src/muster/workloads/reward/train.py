@@ -30,7 +30,7 @@ class _Padding(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, processing_class: Any = None, **_: Any
     ) -> None:
-        """Before the first step."""
+        """Settle the padding before the first step."""
         settle_padding(model, processing_class)
 
 
@@ -42,7 +42,7 @@ class _Trainer(PairTrainer, RewardTrainer):  # type: ignore[misc]
         self.add_callback(_Padding())
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
-        """-log sigmoid(reward of the chosen answer - reward of the rejected one), the mean over pairs
+        """Return -log sigmoid(reward of the chosen answer - reward of the rejected one), the mean over pairs
         (Ouyang et al. 2022, equation 1)."""
         given = {name: each for name, each in inputs.items() if name != "completion_mask"}
         chosen, rejected = model(**given, use_cache=False).logits.squeeze(-1).chunk(2)
@@ -53,10 +53,10 @@ class _Trainer(PairTrainer, RewardTrainer):  # type: ignore[misc]
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
-    """The trainer for the recipe. Raises DataError and RecipeError."""
+    """Build the trainer for the recipe. Raises DataError and RecipeError."""
 
-    def models(encoding: Encoding, _: Any) -> dict[str, Any]:
-        """The model; its rows are padded at their end."""
+    def models(encoding: Encoding) -> dict[str, Any]:
+        """Make the model; its rows are padded at their end."""
         return {"model": make_reward_model(context, encoding.tokenizer, longest=encoding.sequence)}
 
     own = {"center_rewards_coefficient": None}
@@ -67,7 +67,6 @@ class Answerer(Dialogues):
     """The saved model, which gives a number for a prompt with its answer."""
 
     kind = AutoModelForSequenceClassification
-
     converses = False
 
     def __init__(self, folder: Path, recipe: Any, device: str) -> None:
@@ -75,7 +74,8 @@ class Answerer(Dialogues):
         read_at_end(self.model)
 
     def answer(self, questions: Sequence[str], before: Any = ()) -> tuple[list[str], float]:
-        """The reward of each "prompt => answer". Raises UsageError for a question without an answer."""
+        """Return the reward of each "prompt => answer". Raises UsageError for a question without an
+        answer."""
         began = time.perf_counter()
         pairs = []
         for question in questions:
@@ -90,23 +90,22 @@ class Answerer(Dialogues):
         return [f"{each:.4f}" for each in self.rewards(pairs).tolist()], time.perf_counter() - began
 
     def rewards(self, pairs: Sequence[tuple[Sequence[Turn], str]]) -> torch.Tensor:
-        """(pairs) rewards of answers to these turns."""
+        """Return (pairs) rewards of answers to these turns."""
         texts = [
             [*self.templates.prompt(turns), *self.templates.answer(turns, answer)] for turns, answer in pairs
         ]
         return rewards(self.model, texts, self.tokenizer.pad_token_id, self.recipe.evaluate.batch)
 
-
-def score(answerer: Answerer, cache: Path, limit: int | None) -> dict[str, float]:
-    """Accuracy and margin on held-out pairs: `muster ask --evaluate`. Raises DataError."""
-    began = time.perf_counter()
-    held: list[Dialogue] = read(answerer.recipe, cache, may_write=True).held_out[:limit]
-    chosen = answerer.rewards([(each.turns, each.answer or "") for each in held])
-    rejected = answerer.rewards([(each.turns, each.rejected or "") for each in held])
-    margin = chosen - rejected
-    return {
-        "pair_accuracy": float((margin > 0).float().mean()),
-        "margin": float(margin.mean()),
-        "pairs": len(held),
-        "seconds": time.perf_counter() - began,
-    }
+    def score(self, cache: Path, limit: int | None) -> dict[str, float]:
+        """Return accuracy and margin on held-out pairs. Raises DataError."""
+        began = time.perf_counter()
+        held: list[Dialogue] = read(self.recipe, cache, may_write=True).held_out[:limit]
+        chosen = self.rewards([(each.turns, each.answer or "") for each in held])
+        rejected = self.rewards([(each.turns, each.rejected or "") for each in held])
+        margin = chosen - rejected
+        return {
+            "pair_accuracy": float((margin > 0).float().mean()),
+            "margin": float(margin.mean()),
+            "pairs": len(held),
+            "seconds": time.perf_counter() - began,
+        }

@@ -30,7 +30,7 @@ class RlooRecipe(GroupRecipe):
     rloo: Rloo = Field(default_factory=Rloo, description="The objective of REINFORCE leave-one-out.")
 
     def trl_arguments(self) -> dict[str, Any]:
-        """Of Ahmadian et al. 2024."""
+        """Return the settings of Ahmadian et al. 2024."""
         return {"normalize_advantages": self.rloo.normalize, "reward_clip_range": None}
 
 

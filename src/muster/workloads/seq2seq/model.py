@@ -22,7 +22,6 @@ from muster.worker.models import (
     config_for,
     create,
     fit_vocabulary,
-    gathered,
     load,
     load_from,
     without_cache,
@@ -31,7 +30,7 @@ from muster.worker.tracing.tasks import Inputs, TraceTask, Vocabulary, tokens_of
 
 
 def make_model(context: Context, tokenizer: Any) -> Any:
-    """The network: pretrained, or from a configuration; with adapters where the recipe says so."""
+    """Make the network: pretrained, or from a configuration; with adapters where the recipe says so."""
     recipe = context.recipe
     if recipe.model.init == "pretrained" and recipe.model.name:
         model = load(context, AutoModelForSeq2SeqLM, recipe.model.name, **(recipe.model.config or {}))
@@ -74,13 +73,13 @@ def spread_positions(context: Context, model: Any, std: float | None) -> None:
         return
     for name, parameter in model.named_parameters():
         if "relative_attention_bias" in name:
-            with gathered(context, parameter) as mine:
+            with context.engine.gathered(parameter) as mine:
                 if mine:
                     torch.nn.init.normal_(parameter, 0.0, std)
 
 
 def make_config(context: Context, tokenizer: Any) -> Any:
-    """A configuration from a size's name, a folder or hub name, and the recipe's own fields on top."""
+    """Make a configuration from a size's name, a folder or hub name, and the recipe's own fields on top."""
     spec = context.recipe.model
     fields = dict(spec.config or {})
     size_fields = families.size(spec.name)
@@ -102,7 +101,7 @@ def _traced_model(context: Context, request: TraceRequest, config: dict[str, Any
 
 
 def _traced_batch(request: TraceRequest, model: Any, samples: int) -> Inputs:
-    """As train.py collates."""
+    """Make a batch as train.py collates it."""
     return {
         "input_ids": tokens_of(samples, request.tokens),
         "attention_mask": tokens_of(samples, request.tokens),

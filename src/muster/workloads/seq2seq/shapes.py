@@ -16,8 +16,8 @@ EDGES = 24  # different lengths of a side among which shapes are chosen
 def choose_shapes(
     batches: Sequence[Shape], most: Shape, count: int = SHAPES, multiple: int = 1
 ) -> tuple[Shape, ...]:
-    """At most `count` shapes that these batches are padded to, the smallest first; the last one is `most`,
-    which no batch exceeds, and each side is a multiple of `multiple`.
+    """Choose at most `count` shapes that these batches are padded to, the smallest first; the last one is
+    `most`, which no batch exceeds, and each side is a multiple of `multiple`.
 
     Sources are cut into ranges, and each range's targets into ranges of their own: of all ways to do so the
     one with the fewest tokens, padding included. Two dynamic programmes, one in the other (optimal
@@ -34,13 +34,13 @@ def choose_shapes(
 
     @cache
     def cut(first: int, last: int, parts: int) -> tuple[int, tuple[Shape, ...]]:
-        """Batches of sources first to last in at most so many ranges of targets: tokens and shapes."""
+        """Cut batches of sources first to last into at most so many ranges of targets: tokens and shapes."""
         # The last range is open to whatever comes: a later epoch has other batches.
         return _cut_targets(_slab(cells, first, last, len(targets)), sources[last], targets, parts)
 
     @cache
     def best(last: int, parts: int) -> tuple[int, tuple[Shape, ...]]:
-        """All batches of sources up to `last` in at most so many shapes."""
+        """Divide all batches of sources up to `last` into at most so many shapes."""
         if last < 0:
             return 0, ()
         ways = []
@@ -55,7 +55,7 @@ def choose_shapes(
 
 
 def shape_of(batch: Shape, shapes: Sequence[Shape]) -> Shape:
-    """The shape with the fewest tokens that a batch fits into."""
+    """Return the shape with the fewest tokens that a batch fits into."""
     fitting = [shape for shape in shapes if shape[0] >= batch[0] and shape[1] >= batch[1]]
     return min(fitting, key=sum)
 
@@ -66,7 +66,7 @@ def round_up(length: int, multiple: int) -> int:
 
 
 def _edges(lengths: Sequence[int], most: int) -> list[int]:
-    """Lengths of a side at which ranges may end, rising; the last one is `most`."""
+    """Choose lengths of a side at which ranges may end, rising; the last one is `most`."""
     different = sorted({*lengths, most})
     if len(different) <= EDGES:
         return different
@@ -75,7 +75,7 @@ def _edges(lengths: Sequence[int], most: int) -> list[int]:
 
 
 def _slab(cells: Mapping[Shape, int], first: int, last: int, width: int) -> list[int]:
-    """How many batches of these sources have each target."""
+    """Count how many batches of these sources have each target."""
     counts = [0] * width
     for (source, target), count in cells.items():
         if first <= source <= last:
@@ -86,7 +86,7 @@ def _slab(cells: Mapping[Shape, int], first: int, last: int, width: int) -> list
 def _cut_targets(
     counts: Sequence[int], source: int, targets: Sequence[int], parts: int
 ) -> tuple[int, tuple[Shape, ...]]:
-    """The targets of one range of sources in at most so many ranges, the last of which ends with them all."""
+    """Cut the targets of one range of sources into at most so many ranges; the last one has no upper edge."""
     # tokens, shapes: of the targets before `end`, in 0, 1, ... ranges
     best: list[dict[int, tuple[int, tuple[Shape, ...]]]] = [{0: (0, ())}]
     for end in range(1, len(targets) + 1):

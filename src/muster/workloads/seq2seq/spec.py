@@ -1,4 +1,4 @@
-"""Texts to texts, as the control side knows it: its data and recipe, and what can be told before ranks
+"""Texts to texts, as the control side knows it: its data and recipe, and what is known before ranks
 start."""
 
 from __future__ import annotations
@@ -111,30 +111,30 @@ class PairData(SplitData):
 
     @classmethod
     def key(cls, field: str) -> str:
-        """A field as recipes call it: data.question."""
+        """Name a field as recipes call it: data.question."""
         return f"data.{cls.model_fields[field].alias or field}"
 
     def named(self, field: str) -> str | None:
-        """The value of a field where it is not the default."""
+        """Return the value of a field where it is not the default."""
         value: str | None = getattr(self, field)
         return None if value == type(self).model_fields[field].default else value
 
     def candidates(self) -> list[tuple[str, str]]:
-        """Pairs of fields that a row's input and target may be in; what the recipe names stays."""
+        """Pair the fields that a row's input and target may be in; what the recipe names stays."""
         one, other = self.named("input"), self.named("target")
         return list(dict.fromkeys((one or pair[0], other or pair[1]) for pair in self.pairs))
 
     def fields(self) -> tuple[str, ...]:
-        """All fields that are looked for."""
+        """Name all fields that are looked for."""
         given = (self.schema_,) if self.schema_ else ()
         return (*(field for pair in self.candidates() for field in pair), *given, *databases.FIELDS)
 
     def used(self, pair: tuple[str, str]) -> list[str]:
-        """All fields that are read of a row whose input and target are in this pair."""
+        """Name all fields that are read of a row whose input and target are in this pair."""
         return [*pair, *([self.schema_] if self.schema_ else []), *databases.FIELDS]
 
     def asked(self, question: str, schema: str) -> str:
-        """The input without its prefix."""
+        """Return the input without its prefix."""
         return f"{question}{JOIN}{schema}" if schema else question
 
 
@@ -160,13 +160,13 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         return None if path is None else self._read(path)
 
     def _read(self, path: Path) -> Survey:
-        """The pairs as ranks will have them. Raises DataError."""
+        """Read the pairs as ranks will have them. Raises DataError."""
         read = load_rows(self.data, self.train.seed, path)
         some = some_of(read.train, lambda row: (row.input, row.target))
         return Survey(len(read.train), (*read.notes, *read.skipped.notes), tuple(some))
 
     def describe_data(self, path: Path) -> str:
-        """Files by name, and the fields that are read."""
+        """Name the files, and the fields that are read."""
         files = find_data(path, self.data.splits)
         row = next(read_pairs(files.train, self.data, limit=1, skip=Skipped().where(self.data.bad)))
         parts = parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
@@ -174,8 +174,8 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         return f"{parts}; from field {row.fields[0]}{schema} to field {row.fields[1]}"
 
     def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
-        """The pairs as ranks will have them; with a model's configuration, what max_source and max_target
-        cut."""
+        """Count the pairs as ranks will have them; with a model's configuration, note what max_source and
+        max_target cut."""
         data = self.data
         if data.generated:
             return Survey(min(data.generated.train, data.limit or data.generated.train))
@@ -186,7 +186,7 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         return replace(read, notes=(*read.notes, *cut))
 
     def _too_long(self, read: Survey) -> list[str]:
-        """What to say of inputs and targets that are cut."""
+        """Note the inputs and targets that are cut."""
         data, some = self.data, read.some
         inputs, targets = [data.prefix + row.input for row in some], [row.target for row in some]
         counted = counter(self.model, lambda: [*inputs, *targets])
@@ -202,7 +202,7 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         return notes
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths:
-        """As the recipe limits inputs and targets."""
+        """Return the recipe's limits of inputs and targets."""
         return Lengths(self.data.max_source, self.data.max_target)
 
     @property
@@ -216,23 +216,23 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         return self.data.padding == "dynamic"
 
     def with_tokens(self, tokens: float) -> Self:
-        """Inputs and targets shortened alike."""
+        """Shorten inputs and targets alike."""
         data = self.data
         share = tokens / (data.max_source + data.max_target)
         lengths = {name: max(1, round(share * getattr(data, name))) for name in ("max_source", "max_target")}
         return self.model_copy(update={"data": data.model_copy(update={**lengths, "padding": "fixed"})})
 
     def example(self, question: str | None) -> tuple[str, int]:
-        """With the prefix that the model has learned."""
+        """Put the prefix that the model has learned before a question."""
         return self.data.prefix + (question or "The "), self.data.max_target
 
     def with_schema(self, question: str, schema: str) -> str:
-        """Behind the question, as in training."""
+        """Put the schema behind the question, as in training."""
         data = self.data
         return data.asked(question, schema) if data.schema_ else super().with_schema(question, schema)
 
     def lacks_schema(self, question: str) -> bool:
-        """Where the model was trained with schemas and there is none behind the question."""
+        """Return whether the model was trained with schemas and there is none behind the question."""
         return self.data.schema_ is not None and JOIN not in question
 
 
@@ -255,8 +255,8 @@ class PairRow:
 
 
 def load_rows(data: PairData, seed: int, path: Path | None, hub: Any = None) -> LoadedSamples[PairRow]:
-    """The rows of a file or folder. `hub`: reads those of data.name, where `path` is None: (data, skip) ->
-    (train, held out, where they are from, notes). Raises DataError."""
+    """Read the rows of a file or folder. `hub`: reads those of data.name, where `path` is None: (data, skip)
+    -> (train, held out, where they are from, notes). Raises DataError."""
     notes, skipped = list[str](), Skipped()
     skip = skipped.where(data.bad)
     if path is None:
@@ -280,7 +280,7 @@ def load_rows(data: PairData, seed: int, path: Path | None, hub: Any = None) -> 
 def read_pairs(
     files: Iterable[Path], data: PairData, *, limit: int | None = None, skip: Skip | None = None
 ) -> Iterator[PairRow]:
-    """The inputs and targets of files, as data.input and data.target name them; none is empty. Raises
+    """Read the inputs and targets of files, as data.input and data.target name them; none is empty. Raises
     DataError as `read_samples` does."""
 
     def make(row: Mapping[str, Any], place: str, folder: Path) -> PairRow:
@@ -290,7 +290,7 @@ def read_pairs(
 
 
 def pair_of(record: Mapping[str, Any], data: PairData, where: str, folder: Path | None = None) -> PairRow:
-    """A row's input and target. Raises DataError. `folder`: where its database is looked for."""
+    """Read a row's input and target. Raises DataError. `folder`: where its database is looked for."""
     fields = fields_of(record, data, where)
     question = text_of(record, fields[0], where, data.key("input"), blank=False)
     target = text_of(record, fields[1], where, data.key("target"), blank=False)
@@ -303,8 +303,8 @@ def pair_of(record: Mapping[str, Any], data: PairData, where: str, folder: Path 
 
 
 def fields_of(record: Mapping[str, Any], data: PairData, where: str) -> tuple[str, str]:
-    """The fields of a row's input and target: those that the recipe names, else the first known pair that it
-    has. Raises DataError where it has none, or two known inputs for one target."""
+    """Find the fields of a row's input and target: those that the recipe names, else the first known pair
+    that it has. Raises DataError where it has none, or two known inputs for one target."""
     given = (data.named("input"), data.named("target"))
     if given[0] and given[1]:
         return given[0], given[1]
@@ -338,8 +338,8 @@ def fields_of(record: Mapping[str, Any], data: PairData, where: str) -> tuple[st
 def _spelt(
     pairs: tuple[tuple[str, str], ...], one: str | None, other: str | None, names: tuple[str, ...]
 ) -> list[tuple[str, str]]:
-    """Those of `pairs` that a row with fields of these names may have, spelt as there. `one`, `other`: the
-    recipe's input and target. Asked for each row, and alike for all of a file."""
+    """Spell `pairs` as a row with fields of these names does, and keep those that it may have. `one`,
+    `other`: the recipe's input and target. Called for each row, and alike for all of a file."""
     spelt = {**{str(name).lower(): str(name) for name in names}, **{name: name for name in names}}
     given = dict.fromkeys((one or spelt.get(a, a), other or spelt.get(b, b)) for a, b in pairs)
     return [pair for pair in given if all({field, field.partition(".")[0]} & {*names} for field in pair)]
@@ -348,8 +348,8 @@ def _spelt(
 def schema_of(
     record: Mapping[str, Any], data: PairData, where: str, named: str | None, database: Path | None
 ) -> str:
-    """The schema of a row's tables, as data.schema says. `named`, `database`: the row's, if it has one and it
-    is there. Raises DataError."""
+    """Return the schema of a row's tables, as data.schema names it. `named`, `database`: the row's, if it has
+    one and it is there. Raises DataError."""
     assert data.schema_ is not None
     if data.schema_ != DATABASE:
         value = value_at(record, data.schema_)
@@ -370,7 +370,7 @@ def schema_of(
 
 
 def group_of(row: PairRow, data: PairData) -> str:
-    """What of a row stays on one side of the split."""
+    """Return what of a row stays on one side of the split."""
     return row.schema if data.hold_out == "schemas" else row.input
 
 

@@ -10,26 +10,21 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from muster.core.data import Generated
 from muster.core.recipe import Recipe
 from muster.core.units import counted
 from muster.store.lines import Skip, each_made
 from muster.store.records import LoadedSamples, left_note
+from muster.worker import answering
 from muster.worker.context import Context
-from muster.worker.data.digest import short_digest
+from muster.worker.data import sqlgen
 from muster.worker.data.hub import held_part, hub_parts, unused_parts
 from muster.worker.data.sampler import GroupedSampler
-from muster.worker.data.tokenizer import named_tokenizer, train_tokenizer
+from muster.worker.data.tokenizer import load_tokenizer, train_tokenizer
 from muster.worker.loss import IGNORED
-from muster.worker.models import load_from, to_answer
-from muster.worker.together import check_alike, first_on_disk
+from muster.worker.together import check_alike, first_on_disk, short_digest
 from muster.worker.trainer import TrainerBase, wired
 from muster.worker.workloads.base import Built, Counts, HeldOut, limit_notes
 from muster.workloads.seq2seq.model import make_model, mask_unasked
@@ -45,7 +40,7 @@ class TextPair(HeldOut):
 
 
 def data_of(recipe: Recipe) -> PairData:
-    """The recipe's data section, which is this workload's."""
+    """Return the recipe's data section, which is this workload's."""
     assert isinstance(recipe.data, PairData)
     return recipe.data
 
@@ -55,7 +50,7 @@ class _Trainer(TrainerBase, Seq2SeqTrainer):  # type: ignore[misc]
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
-    """The trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
+    """Build the trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
     recipe, data = context.recipe, data_of(context.recipe)
     with first_on_disk(context) as first:
         pairs = load_pairs(data, context.cache, may_write=first, seed=recipe.train.seed)
@@ -71,7 +66,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     encoded_held = Encoded(held, tokenizer, data)
     notes += schemas_cut(encoded, encoded_held, data.max_source)
     start = model.config.decoder_start_token_id
-    multiple = 8 if context.device == "cuda" else 1  # tensor cores want it; on a CPU it is only work
+    multiple = context.padding_multiple
     shapes = shapes_for(context, encoded, encoded_held, multiple)
     if data.padding == "buckets":
         notes.append(
@@ -100,7 +95,8 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
 
 
 def shapes_for(context: Context, train: Encoded, held_out: Encoded, multiple: int) -> tuple[Shape, ...]:
-    """The shapes that batches are padded to; none where each has its own. The first epoch's say which."""
+    """Choose the shapes that batches are padded to, by the first epoch's batches; none where each has its
+    own."""
     data, batch = data_of(context.recipe), context.batch
     if data.padding == "fixed":
         return ((data.max_source, data.max_target),)
@@ -117,7 +113,7 @@ def shapes_for(context: Context, train: Encoded, held_out: Encoded, multiple: in
 
 
 def longest(lengths: Sequence[Shape]) -> Shape:
-    """Of each side."""
+    """Return the longest source and the longest target."""
     return max(source for source, _ in lengths), max(target for _, target in lengths)
 
 
@@ -130,7 +126,7 @@ def compile_each(shapes: int) -> None:
 
 
 def digest_of_pairs(train: Sequence[HeldOut], held_out: Sequence[HeldOut], tokenizer: Any) -> str:
-    """Of inputs and targets in their order, and of the tokens' numbers."""
+    """Hash inputs and targets in their order, and the tokens' numbers."""
     digests = [
         short_digest(text for pair in part for text in (pair.question, pair.expected))
         for part in (train, held_out)
@@ -144,20 +140,20 @@ def digest_of_pairs(train: Sequence[HeldOut], held_out: Sequence[HeldOut], token
 
 
 def make_tokenizer(context: Context, train: Sequence[TextPair]) -> Any:
-    """The model's own tokenizer, or one trained on the data (the same on every rank: same data, no
+    """Load the model's own tokenizer, or train one on the data (the same on every rank: same data, no
     chance)."""
     model = context.recipe.model
-    name = named_tokenizer(model)
-    if name is None:
+    tokenizer = load_tokenizer(model)
+    if tokenizer is None:
         prefix = data_of(context.recipe).prefix
         texts = [text for pair in train for text in (prefix + alone(pair), pair.expected)]
         schemas = dict.fromkeys(pair.schema for pair in train)  # once each: many samples share one
         return train_tokenizer([*texts, *schemas], model.vocab_size)
-    return load_from(AutoTokenizer.from_pretrained, name, "model.tokenizer")
+    return tokenizer
 
 
 def alone(pair: TextPair) -> str:
-    """The input without its schema."""
+    """Return the input without its schema."""
     return pair.question.removesuffix(pair.schema)
 
 
@@ -175,23 +171,19 @@ def cover_characters(tokenizer: Any, texts: Sequence[str]) -> list[str]:
 
 
 def questions(recipe: Recipe, cache: Path) -> list[TextPair]:
-    """All held-out inputs with their targets. Raises DataError."""
+    """Read all held-out inputs with their targets. Raises DataError."""
     return load_pairs(data_of(recipe), cache, may_write=True, seed=recipe.train.seed).held_out
 
 
-class Answerer:
-    """The trained model, answering questions in batches."""
+class Answerer(answering.Answerer):
+    """Answer questions in batches."""
 
-    def __init__(self, folder: Path, recipe: Any, device: str) -> None:
-        self.recipe = recipe
-        self.streamer: Any = None  # Transformers': hears the answer to a single question as it grows
-        self.tokenizer = load_from(AutoTokenizer.from_pretrained, str(folder), "model")
-        self.model = to_answer(AutoModelForSeq2SeqLM, folder, device)
-        self.device = self.model.device
+    kind = AutoModelForSeq2SeqLM
+    tokenized = True
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def answer(self, questions: Sequence[str]) -> tuple[list[str], float]:
-        """Answers in the order of the questions, and the seconds they took (tokenizing to text)."""
+        """Return the answers in the order of the questions, and the seconds from tokenizing to text."""
         began = time.perf_counter()
         data, evaluate = data_of(self.recipe), self.recipe.evaluate
         order = sorted(range(len(questions)), key=lambda i: len(questions[i]))
@@ -223,10 +215,11 @@ class Answerer:
 
 
 def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> LoadedSamples[TextPair]:
-    """The recipe's pairs. `may_write`: this process may fill `cache`. Raises DataError."""
+    """Load the recipe's pairs. `may_write`: this process may fill `cache`. Raises DataError."""
     given = data.name or data.path
     if not given and may_write:
-        _generate(data.generated or Generated(), cache)
+        made = data.generated or Generated()
+        sqlgen.build(cache, seed=made.seed, train=made.train, validation=made.validation)
     path = None if data.name else Path(data.path).expanduser() if data.path else cache
     read = load_rows(data, seed, path, _from_hub)
     rows = (*read.train, *read.held_out)
@@ -253,15 +246,9 @@ def _pairs(rows: Sequence[PairRow], data: PairData) -> list[TextPair]:
     return [TextPair(row.input, row.target, database(row), row.schema) for row in rows]
 
 
-def _generate(generated: Generated, folder: Path) -> None:
-    from muster.worker.data import sqlgen
-
-    sqlgen.build(folder, seed=generated.seed, train=generated.train, validation=generated.validation)
-
-
 def _from_hub(data: PairData, skip: Skip | None) -> tuple[list[PairRow], list[PairRow], str, list[str]]:
-    """The pairs to train on and those that are held out, where they are from, and the fields that are not
-    read."""
+    """Read a hub data set. -> the pairs to train on and those that are held out, where they are from, and a
+    note of fields that are not read."""
     assert data.name
     loaded = hub_parts(data.name, data.subset, data.splits)
     held_name = held_part(loaded)
@@ -312,7 +299,7 @@ class Encoded(Dataset[dict[str, list[int]]]):  # type: ignore[misc]
 
 
 def schemas_cut(train: Encoded, held_out: Encoded, length: int) -> list[str]:
-    """What to say where schemas were too long for data.max_source. -> notes."""
+    """Note where schemas were too long for data.max_source."""
     cut, questions = train.schemas_cut + held_out.schemas_cut, train.questions_cut + held_out.questions_cut
     if not cut:
         return []
@@ -321,7 +308,7 @@ def schemas_cut(train: Encoded, held_out: Encoded, length: int) -> list[str]:
 
 
 def _cut(tokens: list[int], length: int) -> list[int]:
-    """At most `length` tokens; the last one (the end mark) stays."""
+    """Cut to at most `length` tokens; the last one (the end mark) stays."""
     return tokens if len(tokens) <= length else [*tokens[: length - 1], tokens[-1]]
 
 
@@ -338,7 +325,8 @@ class PairCollator:
     multiple: int = 1
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """(batch, source) input_ids and attention_mask, (batch, target) labels and decoder_input_ids."""
+        """Return (batch, source) input_ids and attention_mask, (batch, target) labels and
+        decoder_input_ids."""
         own = longest([(len(row["input_ids"]), len(row["labels"])) for row in rows])
         rounded = (round_up(own[0], self.multiple), round_up(own[1], self.multiple))
         source, target = shape_of(own, self.shapes) if self.shapes else rounded
@@ -358,7 +346,7 @@ class PairCollator:
 
 
 def count_batch(inputs: Mapping[str, Any]) -> Counts:
-    """Source and target tokens of a batch; padding is apart."""
+    """Count source and target tokens of a batch; padding is apart."""
     labels, mask = inputs["labels"], inputs["attention_mask"]
     real = mask.sum() + (labels != IGNORED).sum()
     return Counts(int(labels.shape[0]), real, mask.numel() + labels.numel())

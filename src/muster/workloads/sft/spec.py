@@ -66,7 +66,7 @@ class SftRecipe(DialogueRecipe):
     data: SftData = Field(default_factory=SftData, description=DATA)
 
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
-        """As all dialogues; packing leaves no padding to learn."""
+        """Check as all dialogues; packing leaves no padding to learn. Raises DataError and RecipeError."""
         if self.data.packing and self.data.learn == "padding":
             raise RecipeError(
                 "is true, and data.learn=padding wants padded samples",
@@ -78,7 +78,7 @@ class SftRecipe(DialogueRecipe):
         return super().check_data(path, config)
 
     def survey(self, config: Mapping[str, Any] | None, checked: Survey | None = None) -> Survey:
-        """As all dialogues; of packed samples, the sequences are the samples."""
+        """Count as all dialogues; of packed samples, the sequences are the samples."""
         read = super().survey(config, checked)
         if not self.data.packing or read.samples is None:
             return read

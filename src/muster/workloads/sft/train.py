@@ -8,10 +8,10 @@ from transformers import TrainingArguments
 
 from muster.dialogues.answer import Answerer, executed, questions
 from muster.dialogues.load import Encoding
-from muster.dialogues.tokens import LearnedCollator, apart, count_learned, learned, packed
+from muster.dialogues.tokens import Fitting, LearnedCollator, apart, count_learned, learned, packed
 from muster.worker.attention import is_unmasked
 from muster.worker.context import Context
-from muster.worker.decoders import make_config, make_model
+from muster.worker.decoders import make_model
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built
 from muster.workloads.sft.spec import BY_MASK, SftData, check_packing
@@ -23,15 +23,15 @@ class _Trainer(Trainer):
     """Muster's trainer; the loss is one per token.
 
     `unmasked`: rows are padded at their end alone, and padding is not learned, so that causal attention needs
-    no mask; or they are packed, and positions tell where a sample begins. `parted`: packed rows need a mask.
+    no mask; or they are packed, and positions begin anew with each sample. `parted`: packed rows need a mask.
     """
 
     per_token = True
     unmasked = parted = False
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
-        """As the trainer's, with the mask that the model needs: whether one masks anything is a question to
-        the data, which the host would wait for in every pass."""
+        """Compute as the trainer does, with the mask that the model needs: whether one masks anything is a
+        question to the data, which the host would wait for in every pass."""
         if self.unmasked:
             inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
         if self.parted:
@@ -40,13 +40,12 @@ class _Trainer(Trainer):
 
 
 def build(context: Context, arguments: dict[str, Any]) -> Built:
-    """The trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
+    """Build the trainer for the recipe: data, tokenizer, model, loss. Raises DataError and RecipeError."""
     data = context.recipe.data
     assert isinstance(data, SftData)
     encoding = Encoding(context)
     tokenizer, samples = encoding.tokenizer, encoding.samples
-    config = make_config(context.recipe, tokenizer)
-    fitting = encoding.fitting(config)
+    config, fitting = encoding.config, Fitting(encoding.sequence)
     what = "everything" if data.learn == "padding" else data.learn
     train, held = (
         learned(part, encoding.templates, fitting, what, encoding.errors)

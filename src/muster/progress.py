@@ -9,7 +9,7 @@
         muster.step(loss=loss, samples=len(batch))
 
 Without Muster they do nothing. This file needs the standard library alone: a copy of it may lie next to the
-script (`import marks as muster`).
+script (`import progress as muster`).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Pulse:
         return before
 
 
-class _Marks:
-    """What this process has reported."""
+class _Writer:
+    """Write what this process reports: events and its pulse."""
 
     def __init__(self, folder: str) -> None:
         environ = os.environ.get
@@ -122,24 +122,24 @@ class _Marks:
         try:
             self.file.write(json.dumps(line) + "\n")
             self.file.flush()
-        except OSError:  # a full disk: a program must not fail because nobody can be told of it
+        except OSError:  # a full disk: a program must not fail for want of a report
             pass
 
 
 class _Phase:
     """A part of a step, as a context."""
 
-    def __init__(self, marks: _Marks, name: str) -> None:
-        self.marks, self.name = marks, name
+    def __init__(self, writer: _Writer, name: str) -> None:
+        self.writer, self.name = writer, name
 
     def __enter__(self) -> _Phase:
-        self.before = self.marks.pulse.enter(self.name.encode()[:48])
+        self.before = self.writer.pulse.enter(self.name.encode()[:48])
         self.began = time.perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.marks.pulse.enter(self.before)
-        spent = self.marks.phases  # of the window in which the phase ends
+        self.writer.pulse.enter(self.before)
+        spent = self.writer.phases  # of the window in which the phase ends
         spent[self.name] = spent.get(self.name, 0.0) + time.perf_counter() - self.began
 
 
@@ -154,10 +154,10 @@ class _Nothing:
 
 
 _nothing = _Nothing()
-_marks: _Marks | None = None
+_writer: _Writer | None = None
 if _FOLDER:
     try:
-        _marks = _Marks(_FOLDER)
+        _writer = _Writer(_FOLDER)
     except (OSError, ValueError):
         pass  # as in `write`
 
@@ -165,18 +165,18 @@ if _FOLDER:
 def step(loss: Any = None, samples: float = 0, tokens: float = 0) -> None:
     """Report an optimizer step of this rank. `loss`: a number, or what `float` converts to one; it is read
     once a second at most. `samples`, `tokens`: of this rank in this step."""
-    if _marks is not None:
-        _marks.step(loss, samples, tokens)
+    if _writer is not None:
+        _writer.step(loss, samples, tokens)
 
 
 def phase(name: str) -> _Phase | _Nothing:
     """Report a part of a step: `with muster.phase("data"):`. The names data, forward, backward and optimizer
     mean the same in all programs. Any other name announces something that may take long, such as an
     evaluation: no hang is suspected while a rank is in it."""
-    return _nothing if _marks is None else _Phase(_marks, name)
+    return _nothing if _writer is None else _Phase(_writer, name)
 
 
 def note(text: str) -> None:
     """Report a note that readers of the result need."""
-    if _marks is not None:
-        _marks.write("noted", text=str(text))
+    if _writer is not None:
+        _writer.write("noted", text=str(text))

@@ -1,12 +1,12 @@
 """What a call of muster.step, muster.phase and muster.note costs, without Muster around and with it.
 
-    .venv/bin/python benchmarks/marks.py [--calls 200000]
+    .venv/bin/python benchmarks/progress.py [--calls 200000]
 
-A program of its own each time: with a copy of src/muster/marks.py and nothing else, with the package
+A program of its own each time: with a copy of src/muster/progress.py and nothing else, with the package
 installed, and with that file as `muster run` has it, which gives a folder for events. Seconds of a call are
 the least of nine rounds, with the empty loop taken off: other work on the machine only adds. The median is
 there as well. With Muster around a line is written once a second at most, and its share is in the calls.
-Bar: below a microsecond each where there is no Muster. Writes benchmarks/results/marks.json; docs/run.md
+Bar: below a microsecond each where there is no Muster. Writes benchmarks/results/progress.json; docs/run.md
 has the figures.
 """
 
@@ -26,15 +26,15 @@ from typing import Any
 from hardware import processor
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "marks.json"
+RESULTS = ROOT / "benchmarks" / "results" / "progress.json"
 BAR = 1e-6
 
-# A program of a user's: argv: the folder of marks.py, calls. Prints seconds of a call, per round.
+# A program of a user's: argv: the folder of progress.py, calls. Prints seconds of a call, per round.
 PROGRAM = """
 import json, os, sys, timeit
 if sys.argv[1]:
     sys.path.insert(0, sys.argv[1])
-    import marks as muster
+    import progress as muster
 else:
     import muster
 calls = int(sys.argv[2])
