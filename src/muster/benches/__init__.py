@@ -1,1 +1,1 @@
-"""`muster bench`: a suite on hosts -> many jobs on groups of them, one verdict per host."""
+"""`muster bench`: from a suite and hosts to many jobs on groups of them, and one verdict per host."""

@@ -1,4 +1,4 @@
-"""Bench: a suite on hosts -> many jobs on groups of them, one verdict per host. docs/bench.md."""
+"""Run a suite on hosts: many jobs on groups of them, one verdict per host. docs/bench.md."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ PATIENCE = 60.0  # seconds until a process that was started holds its run, or ha
 
 
 class BenchWatcher:
-    """Who watches a bench; this one does not look."""
+    """Callbacks while a bench runs; these do nothing."""
 
     def begins(self, at_once: int) -> None:
-        """The jobs begin, so many at a time."""
+        """Take notice that the jobs begin, so many at a time."""
 
     def began(self, task: Task, run: Path) -> None:
-        """A job was started."""
+        """Take notice that a job was started."""
 
     def ended(self, task: Task, record: JobRecord | None) -> None:
-        """It is over; None: it was stopped, and will run again."""
+        """Take notice that a job is over; None: it was stopped, and will run again."""
 
     def turn(self, children: Sequence[Child], tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> None:
-        """A few times a second."""
+        """Take notice of the state, a few times a second."""
 
 
 Grown = Callable[[Mapping[str, JobRecord], Collection[str]], list[Task]]
@@ -82,8 +82,8 @@ Grown = Callable[[Mapping[str, JobRecord], Collection[str]], list[Task]]
 
 @dataclass
 class Jobs:
-    """All jobs of a bench, and those that are over. `grown` gives all that there are once some have ended;
-    `unstarted`: those that could not be started, and why. A bench that goes on tries them again.
+    """All jobs of a bench, and those that are over. `grown` returns all jobs once some have ended;
+    `unstarted`: those that could not be started, and why. A bench that continues tries them again.
 
     `minutes`: the time given. A job that is not likely to end within it is not started.
     """
@@ -108,7 +108,7 @@ class Jobs:
         self.seconds = durations(self.done.values())
 
     def run(self) -> str | None:
-        """Until all are over. -> why they were stopped before that; None: they were not."""
+        """Run until all are over. Return why they were stopped before that; None: they were not."""
         self.folder.stop_request.unlink(missing_ok=True)
         given = f"the {self.minutes:g} minutes given are over"
         self.spectator.begins(self.inputs.at_once)
@@ -137,12 +137,12 @@ class Jobs:
                 self._leave()
 
     def left(self) -> float:
-        """Seconds of the time given."""
+        """Return the seconds that are left of the time given."""
         return self.begun + 60 * self.minutes - time.monotonic()
 
     def _cut_late(self) -> None:
-        """End the jobs that take several times as long as those alike: that is evidence, and the bench goes
-        on."""
+        """End jobs that take several times as long as those alike: that is evidence, and the bench goes on.
+        """
         for child in self.children:
             limit, age = late_after(child.task, self.seconds), time.monotonic() - child.begun
             if limit is not None and age > limit:
@@ -154,7 +154,7 @@ class Jobs:
                 )
 
     def _start(self) -> bool:
-        """Whatever may start now. -> whether a job is over that was not even started."""
+        """Start whatever may start now. Return whether a job is over that was not even started."""
         self.tasks = self.grown(self.done, self.unstarted)
         now, before = time.monotonic(), len(self.unstarted) + len(self.done)
         self.lingering = [(until, task) for until, task in self.lingering if now < until]
@@ -175,24 +175,24 @@ class Jobs:
         return len(self.unstarted) + len(self.done) > before
 
     def _in_time(self) -> list[Task]:
-        """The jobs that are likely to end in the time given."""
+        """Return the jobs that are likely to end in the time given."""
         if self.minutes == math.inf:
             return self.tasks
         usual, left = expected(self.tasks, self.seconds), self.left()
         return [task for task in self.tasks if (usual[kind_of(task)] or 0.0) <= left]
 
     def _open(self) -> bool:
-        """Whether a job is neither over nor given up."""
+        """Return whether a job is neither over nor given up."""
         return any(task.id not in self.done and task.id not in self.unstarted for task in self.tasks)
 
     def _failed(self, job: str) -> bool:
-        """Whether a job that others follow did not end well; a warm-up's end is nobody's."""
+        """Return whether a job that others follow did not end well; a warm-up's end does not matter."""
         if any(task.id == job and task.warm_up for task in self.tasks):
             return False
         return job in self.unstarted or not self.done[job].outcome.good
 
     def _give_up(self, task: Task, run: RunFolder) -> None:
-        """A job whose model is not there."""
+        """Give up a job whose model does not exist."""
         why = f"follows {', '.join(filter(self._failed, task.after))}, which did not succeed"
         now = time.time()
         record = JobRecord(
@@ -209,12 +209,12 @@ class Jobs:
         self.spectator.ended(task, record)
 
     def _due(self) -> bool:
-        """Whether a job waits for hosts on which agents may still be."""
+        """Return whether a job waits for hosts on which agents may still be."""
         return bool(self.lingering) and self._open()
 
     def _child(self, task: Task, run: RunFolder) -> Child | None:
-        """None: it cannot be started, say for want of processes here. That is this job's alone; where files
-        of the bench cannot be written, all has an end: JobError."""
+        """Start a job's process. None: it cannot be started, for example for want of processes here. That
+        concerns this job alone; where files of the bench cannot be written, the bench ends: JobError."""
         inventory = self.inputs.inventory
         by_label = {host.label: host for host in inventory.hosts}
         hosts = self.folder.write_hosts(task.id, [by_label[label] for label in task.hosts], inventory)
@@ -233,8 +233,8 @@ class Jobs:
             return None
 
     def _models(self, task: Task, recipe: Recipe) -> list[str]:
-        """The models of the jobs that a job follows, as changes of its recipe. Raises RunFolderError where
-        one is no longer as it was saved."""
+        """Return the models of the jobs that a job follows, as changes of its recipe. Raises RunFolderError
+        where one is no longer as it was saved."""
         runs = {
             self._entry(job): RunFolder(self.folder.path / self.done[job].run)
             for job in task.after
@@ -249,8 +249,8 @@ class Jobs:
         return next(task.entry for task in self.tasks if task.id == job)
 
     def _leave(self) -> None:
-        """The end of everything: nothing of the bench may stay behind. Jobs still run after an error alone;
-        they are stopped as by Ctrl-C."""
+        """End everything: nothing of the bench may stay behind. Jobs still run after an error alone; they are
+        stopped as by Ctrl-C."""
         try:
             for child in self.children:
                 child.stop("the bench has ended")
@@ -262,7 +262,7 @@ class Jobs:
             self.selector.close()
 
     def _listen(self) -> None:
-        """What jobs say, and their clocks."""
+        """Read what jobs print, and check their clocks."""
         for key, _ in self.selector.select(TURN):
             child: Child = key.data
             if not child.read(key.fileobj):  # type: ignore[arg-type]
@@ -288,15 +288,16 @@ class Jobs:
 
 
 def command(file: Path, hosts: Path, run: RunFolder, task: Task, recipe: Recipe) -> list[str]:
-    """What starts a job."""
+    """Return the command that starts a job."""
     more = recipe.short if task.warm_up else ()
     train = [sys.executable, "-m", "muster", "train", str(file), "--hosts", str(hosts)]
     return [*train, "--output", str(run.path), "--json", *more]
 
 
 def settle_unfinished(folder: BenchFolder, tasks: Iterable[Task], done: dict[str, JobRecord]) -> list[str]:
-    """Of a bench that was broken off: jobs that ended well while nobody watched count, those that still run
-    are stopped (their hosts are about to get others). -> notes. Raises JobError where one cannot be."""
+    """Settle the jobs of a bench that was interrupted: those that ended well meanwhile count, those that
+    still run are stopped (their hosts are about to get others). Return notes. Raises JobError where one
+    cannot be stopped."""
     _await_begun(folder)
     notes = []
     for task in tasks:
@@ -315,8 +316,8 @@ def settle_unfinished(folder: BenchFolder, tasks: Iterable[Task], done: dict[str
 
 
 def _await_begun(folder: BenchFolder) -> None:
-    """A bench that was killed may have left `muster train` processes that hold no run yet: each does soon, or
-    ends. Raises JobError where one does neither."""
+    """Wait for `muster train` processes of a killed bench that hold no run yet: each does soon, or ends.
+    Raises JobError where one does neither."""
     limit = time.monotonic() + PATIENCE
     while beginning := [run for run in _outputs(folder) if not run.state().supervised]:
         if time.monotonic() > limit:
@@ -329,7 +330,7 @@ def _await_begun(folder: BenchFolder) -> None:
 
 
 def _outputs(folder: BenchFolder) -> list[RunFolder]:
-    """Run folders of living processes on this machine that were started for jobs of this bench."""
+    """Return run folders of living processes on this machine that were started for jobs of this bench."""
     begin, folders = f"{folder.runs}/".encode(), []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended
@@ -355,7 +356,7 @@ def _stopped(run: RunFolder, task: Task) -> None:
 
 
 def not_started(unstarted: Mapping[str, MusterError]) -> list[str]:
-    """Notes about jobs that could not be started: a line per reason."""
+    """Return notes on jobs that could not be started: a line per reason."""
     by_reason: dict[str, list[str]] = {}
     for job, error in unstarted.items():
         why = f"{error} (hint: {error.hint})" if error.hint else str(error)
@@ -383,7 +384,7 @@ class Growth:
     timed: bool = False
 
     def grown(self, done: Mapping[str, JobRecord], unstarted: Collection[str] = ()) -> list[Task]:
-        """All jobs, after those that are `done`, or could not be started."""
+        """Return all jobs, after those that are `done`, or could not be started."""
         before = self.inputs.schedule.tasks
         tasks = self._warmed(before, done, unstarted)
         for entry in self.inputs.suite.jobs:
@@ -397,7 +398,8 @@ class Growth:
     def _warmed(
         self, tasks: Sequence[Task], done: Mapping[str, JobRecord], unstarted: Collection[str]
     ) -> list[Task]:
-        """A job that was refused as bad input would be refused elsewhere."""
+        """Return the jobs with new warm-ups, but for one that was refused as bad input: it would be refused
+        elsewhere."""
         bad = {job for job, record in done.items() if not record.outcome.good and not record.usage}
         failed = {task.id for task in tasks if task.warm_up and task.id in bad | set(unstarted)}
         made, notes = warmed_again(tasks, failed)
@@ -405,7 +407,7 @@ class Growth:
         return made
 
     def _wave(self, entry: Entry, done: Mapping[str, JobRecord]) -> list[Task]:
-        """The next wave of an entry that has run out of jobs."""
+        """Return the next wave of an entry that has run out of jobs."""
         suite, hosts = self.inputs.suite, self.inputs.inventory.names
         own = [task for task in self.inputs.schedule.tasks if task.entry == entry.name]
         if not hosts or any(task.id not in done for task in own):
@@ -449,9 +451,9 @@ SURE = 5.0  # standard errors by which a slowdown has to stand out
 
 
 def more_waves(state: Posterior, made: int) -> str:
-    """Say which spread was seen, and how many waves would tell the slowdown that is asked for: the error of a
-    mean falls with the root of their number. Empty where no spread is known; no number where as many were
-    `made`, so that it is not the spread that leaves questions."""
+    """Return the observed spread in words, and how many waves would resolve the slowdown that is asked for:
+    the error of a mean falls with the root of their number. Empty where no spread is known; no number where
+    as many were `made`, so that it is not the spread that leaves questions."""
     spreads = [each.sigma for each in state.baselines.values() if each.count >= FEWEST and not each.stored]
     if not spreads:
         return ""
@@ -466,8 +468,9 @@ def more_waves(state: Posterior, made: int) -> str:
 
 
 def all_alike(records: Iterable[JobRecord], wave: int) -> str | None:
-    """How all jobs of an entry's last wave ended, where more of them would tell nothing: none was for its
-    hosts to do, or all failed alike and none of the entry ever succeeded. None: another wave may tell more.
+    """Return how all jobs of an entry's last wave ended, where more of them would show nothing: none was
+    feasible for its hosts, or all failed alike and none of the entry ever succeeded. None: another wave may
+    show more.
 
     A dead host alone is none of these: jobs without it succeed.
     """
@@ -486,7 +489,7 @@ def all_alike(records: Iterable[JobRecord], wave: int) -> str | None:
 
 @dataclass
 class BenchIO:
-    """What a bench speaks with; tests give their own."""
+    """The surroundings of a bench; tests give their own."""
 
     spectator: BenchWatcher = field(default_factory=BenchWatcher)
     announce: Callable[[str], None] = lambda text: None
@@ -515,8 +518,8 @@ def bench(inputs: BenchInputs, folder: BenchFolder, around: BenchIO | None = Non
 def continue_bench(
     folder: BenchFolder, around: BenchIO | None = None, *, at_once: int | None = None
 ) -> Bench:
-    """Go on where a bench was broken off: jobs that are over are not run again. What is normal is as it was
-    told last. Raises as `bench`."""
+    """Continue an interrupted bench: jobs that are over are not run again. The baseline is the last one
+    given. Raises as `bench`."""
     around = around or BenchIO()
     folder = folder.marked()
     inputs = reread(folder, at_once)
@@ -527,13 +530,13 @@ def continue_bench(
 
 
 def _keep_baseline(folder: BenchFolder, baseline: Path | None) -> None:
-    """For a bench that goes on: the file may be another by then."""
+    """Keep the baseline for a bench that continues: the file may be another by then."""
     if baseline is not None:
         folder.write(folder.baseline, baseline.read_text(encoding="utf-8"))
 
 
 def dry_run(inputs: BenchInputs, folder: BenchFolder) -> dict[str, Any]:
-    """The schedule as data: jobs with their commands, and what would run beside each other."""
+    """Return the schedule as data: jobs with their commands, and what would run at the same time."""
     suite, tasks = inputs.suite, inputs.schedule.tasks
     adaptive = [each.name for each in suite.jobs if suite.of(each).groups == "adaptive"]
     waves = rounds(tasks, inputs.at_once)
@@ -573,7 +576,7 @@ def _inspected(
     stored: Mapping[JobClass, Baseline],
     claim: Claim,
 ) -> Bench:
-    """The inspection, where the suite asks for one and none was made yet; then the jobs."""
+    """Inspect hosts, where the suite asks for it and it was not done yet; then run the jobs."""
     begun = time.monotonic()
     if inputs.suite.check is not None and not folder.inspection.exists():
         around.announce(f"inspecting {counted(len(inputs.inventory.hosts), 'host')}")

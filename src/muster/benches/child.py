@@ -1,4 +1,4 @@
-"""One job of a bench: `muster train` in a process of its own, so that its failure is its own."""
+"""One job of a bench: `muster train` in a separate process, so that its failure stays its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SAMPLE = 0.5  # seconds between the first two samples of what it uses; then a t
 
 @dataclass
 class Child:
-    """A job that runs. `read` and `tick` are called a few times a second."""
+    """A running job. `read` and `tick` are called a few times a second."""
 
     task: Task
     process: Process
@@ -58,11 +58,11 @@ class Child:
 
     @property
     def pipes(self) -> list[IO[bytes]]:
-        """What it speaks through."""
+        """The pipes that it writes to."""
         return [pipe for pipe in (self.process.stdout, self.process.stderr) if pipe is not None]
 
     def read(self, pipe: IO[bytes]) -> bool:
-        """Take what is there. -> False: that was the end."""
+        """Read what is there. Return False at the end."""
         while True:
             try:
                 data = os.read(pipe.fileno(), 65536)
@@ -88,7 +88,7 @@ class Child:
             self.words = printed[-1].decode("utf-8", "replace")[:200]
 
     def stop(self, why: str) -> None:
-        """Ask it to end cleanly; `tick` sees to it that it does."""
+        """Ask it to end cleanly; `tick` makes sure that it does."""
         if self.stopped is None and self.process.poll() is None:
             self.stopped = why
             self.process.send_signal(signal.SIGINT)
@@ -101,7 +101,7 @@ class Child:
             self.stop(why)
 
     def tick(self) -> None:
-        """The clock: what it uses, a timeout, and ends that were asked for and did not come."""
+        """Check the clock: what it uses, a timeout, and ends that were asked for and did not come."""
         now = time.monotonic()
         if now > self._sampled:
             self._sampled = now + max(_SAMPLE, (now - self.begun) / 20)
@@ -115,21 +115,22 @@ class Child:
             self._next = (now + TOLD, signal.SIGKILL) if last else None
 
     def kill(self) -> None:
-        """The end of everything: nothing of the bench may stay behind."""
+        """Kill it: nothing of the bench may stay behind."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
         self.close()
 
     def close(self) -> None:
-        """Give its pipes back."""
+        """Close its pipes."""
         for pipe in (*self.pipes, self.log):
             with suppress(OSError):
                 pipe.close()
 
 
 def processor_seconds(pid: int) -> float | None:
-    """Of the process itself, without what it started (proc(5)); None: it is gone, or this is not Linux."""
+    """Return the processor seconds of the process itself, without what it started (proc(5)); None: it is
+    gone, or this is not Linux."""
     try:
         words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return sum(map(int, words[11:13])) / os.sysconf("SC_CLK_TCK")
@@ -138,7 +139,8 @@ def processor_seconds(pid: int) -> float | None:
 
 
 def finished(child: Child, run: str) -> JobRecord | None:
-    """What a process that has ended leaves. None: it was stopped by the user, so the job is not over.
+    """Return the record of a process that has ended. None: it was stopped by the user, so the job is not
+    over.
 
     `run`: the run folder's path in the bench's.
     """
@@ -174,7 +176,7 @@ def finished(child: Child, run: str) -> JobRecord | None:
 
 
 def adopted(task: Task, folder: RunFolder, run: str) -> JobRecord | None:
-    """The record of a job that ended well while nobody watched. None: it did not."""
+    """Return the record of a job that ended well while no bench watched it. None: it did not."""
     result, _ = _result(folder)
     if result is None or not result.status.good:
         return None
@@ -190,7 +192,7 @@ def adopted(task: Task, folder: RunFolder, run: str) -> JobRecord | None:
 
 
 def devices_of(run: RunFolder, result: Result | None) -> dict[str, str]:
-    """Host -> what its ranks ran on: like is compared with like alone."""
+    """Return the device of each host's ranks: only like is compared with like."""
     if result is None:
         return {}
     on_gpus = True
@@ -206,7 +208,7 @@ def devices_of(run: RunFolder, result: Result | None) -> dict[str, str]:
 
 
 def _result(run: RunFolder) -> tuple[Result | None, str | None]:
-    """Its result, or what is wrong with the file."""
+    """Return its result, or what is wrong with the file."""
     try:
         return run.read_result(), None
     except RunFolderError as error:
@@ -214,7 +216,7 @@ def _result(run: RunFolder) -> tuple[Result | None, str | None]:
 
 
 def _late(child: Child, result: Result | None) -> dict[str, Any]:
-    """It did not end in time: how far had it come?"""
+    """Return the progress of a job that did not end in time."""
     steps = f"after {result.steps} steps" if result is not None and result.steps else None
     stood = steps or (f"it had said: {child.words}" if child.words else "it had said nothing")
     why = child.timed_out or f"timeout: not over after {child.task.timeout:g} s"
@@ -232,7 +234,7 @@ def _of_result(result: Result) -> dict[str, Any]:
 
 
 def _of_words(child: Child, code: int, damaged: str | None) -> dict[str, Any]:
-    """No result: what it said itself, or how it ended."""
+    """Return what a job without a result printed, or how it ended."""
     try:
         error = json.loads(bytes(child.out))["error"]
         host = error.get("host") if error.get("host") in child.task.hosts else None

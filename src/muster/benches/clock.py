@@ -1,4 +1,4 @@
-"""How long a bench's jobs take: which one is late beside those alike, and what is left. Pure."""
+"""How long a bench's jobs take: which one is late compared with those alike, and what is left. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kind = tuple[str, int]  # an entry's name, hosts of a job
 
 
 def kind_of(task: Task | JobRecord) -> Kind:
-    """Jobs of one kind do the same work on as many hosts."""
+    """Return the kind of a job: jobs of one kind do the same work on as many hosts."""
     return task.entry, len(task.hosts)
 
 

@@ -1,4 +1,4 @@
-"""How fast a job of the user's own was: by what its output tells, or by the clock. Pure."""
+"""How fast a job of the user's own was: by its output, or by the clock. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TELL = "run.line says how its lines are read, muster.step tells it (docs/run.md)
 
 @dataclass(frozen=True)
 class Speed:
-    """`how`: by what it is measured, for people; `measured`: None where it is no measurement, and `why`."""
+    """`how`: the way of measuring, for people; `measured`: None where it is no measurement, and `why`."""
 
     how: str
     measured: MeasuredWindows | None
@@ -28,8 +28,8 @@ class Speed:
 
 
 def speeds(records: Mapping[str, JobRecord], recipes: Mapping[str, Recipe]) -> dict[str, Speed]:
-    """Of every job of a command that succeeded. All of an entry are measured alike: by their output as soon
-    as one of them tells a speed there."""
+    """Return the speed of every job of a command that succeeded. All of an entry are measured alike: by their
+    output as soon as one of them prints a speed."""
     ran: dict[str, dict[str, CommandRun]] = defaultdict(dict)
     for record in records.values():
         command = record.result.command if record.result and record.outcome.good else None
@@ -46,7 +46,7 @@ def speeds(records: Mapping[str, JobRecord], recipes: Mapping[str, Recipe]) -> d
 
 
 def notes_on(jobs: Mapping[str, Speed], records: Mapping[str, JobRecord]) -> Iterable[str]:
-    """How each entry's jobs were compared."""
+    """Yield how each entry's jobs were compared."""
     ways_of: dict[str, dict[str, None]] = defaultdict(dict)
     for job, speed in jobs.items():
         if speed.measured is not None:

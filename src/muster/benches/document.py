@@ -1,4 +1,4 @@
-"""What a bench came to: bench.json, and what each finished job leaves for it."""
+"""The result of a bench: bench.json, and what each finished job leaves for it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Curve(Part):
 
 
 class Compared(Part):
-    """Entries beside each other, on groups of one size: medians over their jobs."""
+    """Entries side by side, on groups of one size: medians over their jobs."""
 
     entry: str
     hosts: int
@@ -86,7 +86,7 @@ class Compared(Part):
 
 
 class Comparison(Part):
-    """What the entries differ in, and what came of it."""
+    """What the entries differ in, and the result."""
 
     about: list[str] = Field(description="paths of the recipe that may differ")
     rows: list[Compared]
@@ -96,7 +96,7 @@ class Comparison(Part):
 
 
 class PublishedComparison(Part):
-    """What an entry's jobs measured on so many ranks, beside what somebody published of its recipe."""
+    """What an entry's jobs measured on so many ranks, compared with published figures of its recipe."""
 
     entry: str
     ranks: int
@@ -130,9 +130,9 @@ class Bench(Judged):
 
     @property
     def gate(self) -> Gate:
-        """Whether the hosts may be handed over: bad where anything is known against a host, a link, a switch,
-        a job or the whole fleet; open where something was neither judged nor measured, or not all jobs
-        have ended."""
+        """Whether the hosts may be handed over: bad where there is evidence against a host, a link, a switch,
+        a job or the whole fleet; open where something was neither judged nor measured, or not all jobs have
+        ended."""
         if any(not job.outcome.good for job in self.jobs):
             return Gate.BAD
         some = any(not job.warm_up for job in self.jobs)
@@ -140,7 +140,7 @@ class Bench(Judged):
 
     @property
     def left(self) -> dict[str, str]:
-        """What of each host is open, in words; empty: nothing. Also what none of its jobs measured."""
+        """What is open of each host, in words; empty: nothing. Also what none of its jobs measured."""
         counted = [job for job in self.jobs if not job.warm_up]
         short = _short(counted)
         sound = {
@@ -160,8 +160,8 @@ class Bench(Judged):
 
 
 def _short(jobs: Sequence[JobEntry]) -> set[tuple[str, int]]:
-    """Entries and sizes of which enough jobs ran to compare them with each other, and some measured nothing:
-    what is left may be too few."""
+    """Return entries and sizes of which enough jobs ran to compare them with each other, and some measured
+    nothing: what is left may be too few."""
     alike: dict[tuple[str, int], list[JobEntry]] = {}
     for job in jobs:
         if job.outcome.good:

@@ -26,8 +26,9 @@ _CoreSeconds = Sequence[tuple[float, float]]  # time, core-seconds by then: of a
 
 @dataclass(frozen=True)
 class Doubts:
-    """`disturbed`: by what is not its hosts' doing, so that nobody is judged by it; `slowed`: by what is;
-    `unsteady`: no all-reduce between its hosts was steady, and what else it measured counts."""
+    """`disturbed`: by something that is not its hosts' fault, so that no host is judged by it; `slowed`: by
+    something that is; `unsteady`: no all-reduce between its hosts was steady, and what else it measured
+    counts."""
 
     disturbed: tuple[str, ...] = ()
     slowed: tuple[str, ...] = ()
@@ -35,15 +36,15 @@ class Doubts:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Why it is no measurement; nothing: it is one."""
+        """Why it is no measurement; empty: it is one."""
         return (*self.disturbed, *self.slowed, *self.unsteady)
 
 
 def doubts_of(
     records: Mapping[str, JobRecord], speeds: Mapping[str, Speed] | None = None
 ) -> dict[str, Doubts]:
-    """Of every job that succeeded. What the bench's other jobs and controllers did on the same machine is
-    known, and others' work is what none of them did. `speeds`: of those that are commands."""
+    """Return the doubts of every job that succeeded. What the bench's other jobs and controllers did on the
+    same machine is known, and others' work is what none of them did. `speeds`: of those that are commands."""
     own: dict[str, list[_CoreSeconds]] = defaultdict(list)  # by machine
     for record in records.values():
         if record.machine:
@@ -66,7 +67,7 @@ def _reports(record: JobRecord) -> list[HostReport]:
 
 
 def _machine(report: HostReport) -> str:
-    """Pretend hosts, and hosts of a test, are one."""
+    """Return the machine of a host: pretend hosts, and hosts of a test, are one."""
     return str(report.facts.get("machine") or report.host)
 
 
@@ -80,16 +81,16 @@ def _unsteady(record: JobRecord, by_command: Speed | None) -> Iterable[str]:
 
 
 def steady_sweeps(record: JobRecord) -> dict[int, Sweep]:
-    """A job's all-reduces by their size in bytes, those that were steady."""
+    """Return a job's all-reduces by their size in bytes, those that were steady."""
     fabric = record.result.fabric if record.result and record.outcome.good else None
     sweeps = fabric.of("all-reduce") if fabric else []
     return {each.bytes: each for each in sweeps if varied(each.time) <= UNSTEADY}
 
 
 def varied(time: Spread) -> float:
-    """By how much repeats differ, whatever one of them took: 1.4826 times the median deviation from the
-    median, which is the standard deviation where they are normal. Infinite where there are none, or one has
-    no time."""
+    """Return by how much repeats differ, whatever one of them took: 1.4826 times the median deviation from
+    the median, which is the standard deviation where they are normal. Infinite where there are none, or one
+    has no time."""
     if not time.seconds or not all(0 < each < math.inf for each in (time.median, *time.seconds)):
         return math.inf
     return deviation(time.seconds, time.median) / time.median
@@ -123,7 +124,7 @@ def _disturbed(record: JobRecord, own: Mapping[str, Sequence[_CoreSeconds]]) -> 
 
 
 def _others(use: _Use, own: Sequence[_CoreSeconds]) -> float | None:
-    """Cores that processes used on average which are of no job of the bench."""
+    """Return the cores that processes used on average which are of no job of the bench."""
     if len(use) < 2:
         return None
     begin, end = use[0][0], use[-1][0]
@@ -132,12 +133,12 @@ def _others(use: _Use, own: Sequence[_CoreSeconds]) -> float | None:
 
 
 def _busy(use: _Use) -> float:
-    """Cores that all processes used on average."""
+    """Return the cores that all processes used on average."""
     return use[-1][1] / (use[-1][0] - use[0][0])
 
 
 def _until(use: _CoreSeconds, moment: float) -> float:
-    """Core-seconds that a job's own processes had used by then: evenly between two samples."""
+    """Return the core-seconds that a job's own processes had used by then: evenly between two samples."""
     before: tuple[float, float] | None = None
     for point in use:
         if point[0] >= moment:

@@ -1,4 +1,4 @@
-"""Explain a bench: which of its jobs failed, why, and what most of them failed by."""
+"""Explain a bench: which of its jobs failed, why, and the commonest cause."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from muster.store.runfolder import DEFAULT_ROOT, RunFolder, folder_of, from_here
 
 
 def explain(text: str, root: Path = DEFAULT_ROOT) -> Explanation:
-    """Of a bench, or of whatever else a user names. Raises RunFolderError and UsageError."""
+    """Explain a bench, or whatever else a user names. Raises RunFolderError and UsageError."""
     path = folder_of(text)
     if path is None or (path.exists() and not (path / "schedule.json").is_file()):
         return explain_any(text, root)
@@ -25,7 +25,7 @@ def explain(text: str, root: Path = DEFAULT_ROOT) -> Explanation:
 
 
 def explain_bench(bench: BenchFolder) -> Explanation:
-    """What most of its failed jobs failed by, as of the first of these; and each of them. Raises
+    """Return the commonest cause of its failed jobs, as of the first of these; and each of them. Raises
     RunFolderError for damaged files."""
     try:
         jobs = [str(each["id"]) for each in bench.read_schedule()["jobs"]]
@@ -59,7 +59,7 @@ def explain_bench(bench: BenchFolder) -> Explanation:
 
 
 def _told(bench: BenchFolder, record: JobRecord) -> Explanation:
-    """Of a job, by its last run; where that does not say it, by what the bench has noted."""
+    """Explain a job by its last run; where that has no cause, by what the bench has noted."""
     run = RunFolder(bench.path / record.run)
     explanation = explain_run(run) if run.path.is_dir() else None
     if explanation and explanation.failure:

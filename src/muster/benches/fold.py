@@ -55,8 +55,8 @@ def fold_bench(
     stored: Mapping[JobClass, Baseline],
     unfinished: bool = False,
 ) -> Bench:
-    """Make the document of a bench as it stands. The hosts of `inputs` are those that take part; `dropped`:
-    those that do not, and why; `unfinished`: an adaptive entry would have asked for more."""
+    """Make the document of a bench in its present state. The hosts of `inputs` are those that take part;
+    `dropped`: those that do not, and why; `unfinished`: an adaptive entry would have asked for more."""
     records = {task.id: records[task.id] for task in tasks if task.id in records}
     logs_by_job = logs_of(records, inputs.recipes)
     logs = [log for each in logs_by_job.values() for log in each]
@@ -94,7 +94,7 @@ def fold_bench(
 
 
 def _job(inputs: BenchInputs, record: JobRecord, entries: Mapping[str, JobEntry]) -> JobEntry:
-    """A job's row. Of one that measured the fabric of a single host its products are judged."""
+    """Return a job's row. Of one that measured the fabric of a single host its products are judged."""
     recipe = inputs.recipes[record.entry]
     row = entries.get(record.job) or row_of(record, inputs.recipes)
     alone = entries.get(f"{record.job}#{record.hosts[0]}") if record.size == 1 else None
@@ -112,7 +112,7 @@ def _job(inputs: BenchInputs, record: JobRecord, entries: Mapping[str, JobEntry]
 
 
 def with_misses(jobs: Sequence[JobEntry], suite: Suite, peers: Sequence[document.Peers]) -> list[JobEntry]:
-    """Each job with the thresholds that it does not meet. An unknown figure meets none."""
+    """Return each job with the thresholds that it does not meet. An unknown figure meets none."""
     bounds = {each.name: suite.of(each).thresholds for each in suite.jobs}
     made = []
     for job in jobs:
@@ -130,7 +130,7 @@ def with_misses(jobs: Sequence[JobEntry], suite: Suite, peers: Sequence[document
 def _normal(
     job: JobEntry, bound: Threshold, jobs: Sequence[JobEntry], peers: Sequence[document.Peers]
 ) -> float | None:
-    """What the figure is in jobs of the same work on as many hosts: the judge's baseline for the throughput,
+    """Return the figure of jobs of the same work on as many hosts: the judge's baseline for the throughput,
     else the median of at least four. None: there are too few."""
     if bound.figure == "samples_per_second":
         for each in peers:
@@ -147,7 +147,8 @@ def _normal(
 
 
 def _missed(job: JobEntry, bound: Threshold, normal: float | None) -> str | None:
-    """Why the job does not meet the threshold; None: it does, or there is no fleet to compare it with."""
+    """Return why the job does not meet the threshold; None: it does, or there is no fleet to compare it with.
+    """
     value = job.figures.get(bound.figure)
     if value is None:
         return f"{bound.figure} is not known; it must be {bound.words}"
@@ -165,7 +166,7 @@ def _missed(job: JobEntry, bound: Threshold, normal: float | None) -> str | None
 def _hosts(
     inputs: BenchInputs, dropped: Mapping[str, str], jobs: Sequence[JobEntry], judgement: document.Judged
 ) -> list[Verdict]:
-    """One verdict per host, in the order of the inventory; those that took no part last."""
+    """Return one verdict per host, in the order of the inventory; those that took no part last."""
     verdicts = {each.host: each for each in judgement.hosts}
     counted = [job for job in jobs if not job.warm_up]
     bounded = {
@@ -203,7 +204,8 @@ def _host(verdict: Verdict, jobs: Sequence[JobEntry], bounded: set[str]) -> Verd
 
 
 def _uncompared(verdict: Verdict, jobs: Sequence[JobEntry], bounded: set[str]) -> Verdict:
-    """Of a host whose jobs succeeded and were compared with nothing: by the thresholds that they met."""
+    """Return the verdict of a host whose jobs succeeded and could not be compared: by the thresholds that
+    they met."""
     reason = "its jobs succeeded, but there are too few similar jobs to compare them with"
     sound = [job for job in jobs if not job.not_measured]
     if not sound:
@@ -220,8 +222,8 @@ def _uncompared(verdict: Verdict, jobs: Sequence[JobEntry], bounded: set[str]) -
 
 
 def _by_thresholds(jobs: Sequence[JobEntry]) -> dict[Literal["compute", "card", "links"], document.Subject]:
-    """What thresholds of speed that these jobs met tell: alone of what a host computes, in a group of its
-    card as well."""
+    """Return what thresholds of speed that these jobs met show: alone of what a host computes, in a group of
+    its card as well."""
     counts: dict[Literal["compute", "card", "links"], int] = {
         "compute": sum(job.size == 1 for job in jobs),
         "card": sum(job.size > 1 for job in jobs),
@@ -245,7 +247,7 @@ MOST = 1.1  # an efficiency above is none: one of the two was no measurement
 
 
 def curves_of(suite: Suite, jobs: Sequence[JobEntry]) -> list[Curve]:
-    """The efficiency of each entry that asks for it, from jobs that ended well."""
+    """Return the efficiency of each entry that asks for it, from jobs that ended well."""
     curves = []
     for entry in suite.jobs:
         own = [job for job in jobs if job.entry == entry.name and job.figures.get("samples_per_second")]
@@ -268,9 +270,9 @@ def curves_of(suite: Suite, jobs: Sequence[JobEntry]) -> list[Curve]:
 
 
 def _points(groups: Sequence[Sequence[JobEntry]]) -> list[CurvePoint]:
-    """Speed-up S(n) = rate(n) / rate(smallest), efficiency S(n) / (ranks(n) / ranks(smallest)); for weak and
-    strong scaling alike, since rates count samples and not steps. None where one of the two was too short to
-    measure, or is no measurement."""
+    """Return speed-up S(n) = rate(n) / rate(smallest), efficiency S(n) / (ranks(n) / ranks(smallest)); for
+    weak and strong scaling alike, since rates count samples and not steps. None where one of the two was too
+    short to measure, or is no measurement."""
     points: list[CurvePoint] = []
     for group in groups:
         sound = [job for job in group if not job.not_measured] or group
@@ -305,7 +307,7 @@ def _points(groups: Sequence[Sequence[JobEntry]]) -> list[CurvePoint]:
 
 
 def _short(job: JobEntry) -> bool:
-    """Whether it measured too little for its rate to mean anything."""
+    """Return whether it measured too little for its rate to mean anything."""
     seconds, step = job.measured_seconds, job.step_seconds
     if seconds is None or step is None:
         return False  # its rate is another tool's
@@ -313,7 +315,7 @@ def _short(job: JobEntry) -> bool:
 
 
 def _doubts(groups: Sequence[Sequence[JobEntry]], points: Sequence[CurvePoint]) -> list[str]:
-    """What is odd about a curve: runs that were too short, and more speed than there are ranks for."""
+    """Return what is odd about a curve: runs that were too short, and more speed than there are ranks for."""
     notes = []
     short = [group for group in groups if any(map(_short, group))]
     if short:
@@ -340,13 +342,14 @@ def _doubts(groups: Sequence[Sequence[JobEntry]], points: Sequence[CurvePoint]) 
 
 
 def _spread(group: Sequence[JobEntry], point: CurvePoint) -> float:
-    """Of the rate: over the jobs, and over a job's own windows."""
+    """Return the spread of the rate: over the jobs, and over a job's own windows."""
     own = [job.variation for job in group if job.variation is not None]
     return max([point.variation or 0.0, *own])
 
 
 def comparison_of(suite: Suite, recipes: Mapping[str, Recipe], jobs: Sequence[JobEntry]) -> Comparison | None:
-    """Entries beside each other, by size; and everything else that differs. None: the suite does not ask."""
+    """Return entries side by side, by size; and everything else that differs. None: the suite does not ask.
+    """
     if suite.compare is None:
         return None
     flat = {each.name: dict(_flat(recipes[each.name].as_dict())) for each in suite.jobs}
@@ -382,7 +385,7 @@ def comparison_of(suite: Suite, recipes: Mapping[str, Recipe], jobs: Sequence[Jo
 def beside_published(
     suite: Suite, jobs: Sequence[JobEntry], devices: Mapping[str, Mapping[str, str]]
 ) -> list[PublishedComparison]:
-    """What was published of entries beside what their jobs measured. `devices`: per job, its hosts'."""
+    """Return published figures of entries with what their jobs measured. `devices`: per job, its hosts'."""
     rows = []
     for entry in suite.jobs:
         own = [job for job in jobs if job.entry == entry.name and job.figures.get("samples_per_second")]
@@ -416,7 +419,7 @@ def beside_published(
 
 
 def _medians(jobs: Sequence[JobEntry]) -> dict[str, float]:
-    """Of every figure that all of these jobs have."""
+    """Return the median of every figure that all of these jobs have."""
     names = set.intersection(*(set(job.figures) for job in jobs))
     return {name: statistics.median([job.figures[name] for job in jobs]) for name in sorted(names)}
 
@@ -426,7 +429,7 @@ def _within(path: str, about: Sequence[str]) -> bool:
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every leaf by its dotted path, as text."""
+    """Yield every leaf by its dotted path, as text."""
     for key, value in data.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")

@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # `muster ls` needs none of them
 class BenchFolder(LockedFolder):
     """Paths of one bench. Nothing is created until `create`.
 
-    `mark`: ends the names of its run folders, by which hosts with disks of their own name what they keep:
-    two benches have jobs of one name.
+    `mark`: ends the names of its run folders, by which hosts with disks of their own name what they keep: two
+    benches have jobs of one name.
     """
 
     inside = ("jobs", "recipes", "runs")
@@ -54,23 +54,23 @@ class BenchFolder(LockedFolder):
     lock = FolderItem("bench.lock")
 
     def recipe(self, entry: str) -> Path:
-        """An entry's recipe as it was resolved."""
+        """Return an entry's recipe as it was resolved."""
         return self.path / "recipes" / f"{entry}.yaml"
 
     def hosts(self, job: str) -> Path:
-        """The hosts of a job, for --hosts."""
+        """Return the hosts of a job, for --hosts."""
         return self.path / "jobs" / f"{job}.hosts.json"
 
     def record(self, job: str) -> Path:
-        """Written when the job is over. Not there: it is to run (again)."""
+        """Return the path of a job's record, written when it is over. Absent: it is to run (again)."""
         return self.path / "jobs" / f"{job}.json"
 
     def said(self, job: str) -> Path:
-        """What `muster train` said."""
+        """Return the path of what `muster train` printed."""
         return self.path / "jobs" / f"{job}.log"
 
     def attempts(self, job: str) -> list[RunFolder]:
-        """The run folders of a job that are there, the last one last."""
+        """Return the existing run folders of a job, the last one last."""
         runs = []
         for number in range(1, 1000):
             run = self._attempt(job, number)
@@ -80,7 +80,7 @@ class BenchFolder(LockedFolder):
         return runs
 
     def next_attempt(self, job: str) -> RunFolder:
-        """A run folder that is not there yet."""
+        """Return a run folder that does not exist yet."""
         return self._attempt(job, len(self.attempts(job)) + 1)
 
     def _attempt(self, job: str, number: int) -> RunFolder:
@@ -88,25 +88,25 @@ class BenchFolder(LockedFolder):
         return RunFolder(self.runs / (name if number == 1 else f"{name}.again{number - 1}"))
 
     def relative(self, run: RunFolder) -> str:
-        """A run folder's path in this one."""
+        """Return a run folder's path in this one."""
         return str(run.path.relative_to(self.path))
 
     def marked(self) -> BenchFolder:
-        """With the mark that it was begun with. Raises RunFolderError where this is no bench's folder."""
+        """Return it with its original mark. Raises RunFolderError where this is no bench's folder."""
         return replace(self, mark=str(self.read_schedule().get("mark", "")))
 
     def write(self, path: Path, text: str, *, private: bool = False) -> None:
-        """A file of this folder, whole. Raises JobError."""
+        """Write a file of this folder, whole. Raises JobError."""
         with self._writing(path):
             write_text(path, text, private=private)
 
     def write_data(self, path: Path, data: Any) -> None:
-        """The same as JSON."""
+        """Write data as JSON. Raises JobError."""
         with self._writing(path):
             write_json(path, data)
 
     def open_log(self, job: str) -> IO[bytes]:
-        """What `muster train` says goes behind what it said before. Raises JobError."""
+        """Open the log of a job for appending what `muster train` prints. Raises JobError."""
         with self._writing(self.said(job)):
             return self.said(job).open("ab")
 
@@ -125,26 +125,26 @@ class BenchFolder(LockedFolder):
             ) from None
 
     def write_hosts(self, job: str, hosts: Sequence[Host], inventory: Inventory) -> Path:
-        """The job's hosts as an inventory: slots, logins and the way to reach them stay as they are."""
+        """Write the job's hosts as an inventory: slots, logins and the way to reach them stay as they are."""
         from muster.core.inventory import inventory_document
 
         self.write_data(self.hosts(job), inventory_document(hosts, inventory.launcher))
         return self.hosts(job)
 
     def write_record(self, record: JobRecord) -> None:
-        """From now on the job is not run again."""
+        """Write a job's record: from now on it is not run again."""
         from muster.benches.document import RECORD
 
         self.write_data(self.record(record.job), RECORD.dump_python(record, mode="json"))
 
     def read_result(self) -> Bench | None:
-        """What it came to; None: it has not come to its end. Raises RunFolderError for a damaged file."""
+        """Return the result; None: it has not ended. Raises RunFolderError for a damaged file."""
         from muster.benches.document import Bench
 
         return self._read_as(Bench)
 
     def records(self, jobs: Sequence[str]) -> dict[str, JobRecord]:
-        """The finished ones of these jobs. Raises RunFolderError for a damaged file."""
+        """Return the records of the finished ones of these jobs. Raises RunFolderError for a damaged file."""
         from muster.benches.document import RECORD
 
         read = {}
@@ -163,11 +163,11 @@ class BenchFolder(LockedFolder):
         return read
 
     def write_schedule(self, data: Mapping[str, Any]) -> None:
-        """Hosts and jobs."""
+        """Write hosts and jobs."""
         self.write_data(self.schedule, dict(data))
 
     def read_schedule(self) -> dict[str, Any]:
-        """What was written. Raises RunFolderError where this is no bench's folder."""
+        """Return the written schedule. Raises RunFolderError where this is no bench's folder."""
         if not self.schedule.exists():
             hint = "it has no schedule.json"
             raise RunFolderError("is not the folder of a bench", where=str(self.path), hint=hint)
@@ -175,13 +175,13 @@ class BenchFolder(LockedFolder):
 
 
 def list_benches(root: Path) -> list[BenchFolder]:
-    """Benches directly under `root`, oldest first by name."""
+    """Return benches directly under `root`, oldest first by name."""
     return [BenchFolder(schedule.parent) for schedule in sorted(root.glob("*/schedule.json"))]
 
 
 def find(text: str, root: Path) -> RunFolder | PipelineFolder | BenchFolder:
-    """A run, a pipeline or a bench: by path, by id under `root`, by a unique part of its id, or `last`. A
-    bench has its runs below it, where only a path finds them. Raises RunFolderError."""
+    """Return a run, a pipeline or a bench: by path, by id under `root`, by a unique part of its id, or
+    `last`. A bench's runs are below it, where only a path finds them. Raises RunFolderError."""
     path = Path(text).expanduser()
     benches = {bench.id: bench for bench in list_benches(root)}
     if (path / "schedule.json").is_file():
@@ -198,5 +198,6 @@ def find(text: str, root: Path) -> RunFolder | PipelineFolder | BenchFolder:
 
 
 def new_bench_folder(root: Path, suite: str) -> BenchFolder:
-    """A folder name that sorts by time and says what it is: 20261121-093000-bench-acceptance-4f2a."""
+    """Return a folder whose name sorts by time and describes the bench:
+    20261121-093000-bench-acceptance-4f2a."""
     return BenchFolder(stamped(root, "bench-", suite))

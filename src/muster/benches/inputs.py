@@ -51,7 +51,7 @@ class BenchInputs:
 
     @property
     def impossible(self) -> Impossible:
-        """What says why a job cannot be on some hosts."""
+        """Tells why a job cannot be on some hosts."""
         slots = {host.label: host.slots for host in self.inventory.hosts}
 
         def why(entry: str, hosts: Sequence[str]) -> str | None:
@@ -61,11 +61,11 @@ class BenchInputs:
 
     @property
     def topology(self) -> Topology:
-        """The hosts that take part, and who of them is behind which switch."""
+        """The hosts that take part, and which of them are behind which switch."""
         return Topology.of(self.inventory.names, switches_of(self.suite))
 
     def on(self, hosts: Sequence[Host]) -> BenchInputs:
-        """The same on these hosts, with its jobs."""
+        """Return the same on these hosts, with its jobs."""
         made = replace(self, inventory=replace(self.inventory, hosts=tuple(hosts)))
         return replace(made, schedule=make_schedule(self.suite, made.inventory.names, made.impossible))
 
@@ -81,9 +81,8 @@ def read_bench(
 ) -> BenchInputs:
     """Read and check everything that can be checked before a host is asked.
 
-    `recipe`: in place of the one that the suite's entries train, its name or itself; `overrides`:
-    key=value of every recipe in which the key means something, or ENTRY:key=value of one. Raises UsageError
-    and its kinds.
+    `recipe`: in place of the one that the suite's entries train, its name or itself; `overrides`: key=value
+    of every recipe that has the key, or ENTRY:key=value of one. Raises UsageError and its subclasses.
     """
     suite = narrowing.of(load_suite(source))
     if recipe:
@@ -112,7 +111,7 @@ def _shown(overrides: Iterable[str], recipes: Mapping[str, Recipe]) -> tuple[str
 
 
 def _indivisible(entry: str, recipe: Recipe, slots: Sequence[int | None]) -> str | None:
-    """Why the ranks make no whole groups, or cannot share the batch, as far as slots are known."""
+    """Return why the ranks make no whole groups, or cannot share the batch, as far as slots are known."""
     batch = recipe.batch
     if not recipe.trains or None in slots:
         return None
@@ -127,8 +126,8 @@ def _indivisible(entry: str, recipe: Recipe, slots: Sequence[int | None]) -> str
 
 
 def _checked(recipe: Recipe, standing: Recipe, inventory: Inventory, suite: Suite) -> Recipe:
-    """As `muster train` checks it; with all hosts of its group, and ended at last by itself. `standing`: the
-    same with models that stand in for those of other entries."""
+    """Check a recipe as `muster train` does; with all hosts of its group, and a time limit of its own.
+    `standing`: the same with stand-ins for models of other entries."""
     made, recipe = check(_anywhere(standing), inventory), _anywhere(recipe)
     if made.launcher.ONE_MACHINE:
         recipe = _with_equal_threads(recipe, inventory)
@@ -142,13 +141,14 @@ def _checked(recipe: Recipe, standing: Recipe, inventory: Inventory, suite: Suit
 
 
 def _anywhere(recipe: Recipe) -> Recipe:
-    """On as many hosts as the suite says, and from whatever folder the bench is continued."""
+    """Return a recipe that runs on as many hosts as the suite says, from any folder in which the bench is
+    continued."""
     recipe = absolute(_launched(recipe, hosts=None))
     return recipe.started_in(Path.cwd()) if isinstance(recipe, CommandRecipe) else recipe
 
 
 def _with_equal_threads(recipe: Recipe, inventory: Inventory) -> Recipe:
-    """A rank has as many threads in a job on few pretend hosts as in one on all of them: jobs share the
+    """Give a rank as many threads in a job on few pretend hosts as in one on all of them: jobs share the
     machine's cores, and sizes are compared."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = recipe.launch.threads or max(1, cores // sum(host.slots or 1 for host in inventory.hosts))
@@ -156,17 +156,18 @@ def _with_equal_threads(recipe: Recipe, inventory: Inventory) -> Recipe:
 
 
 def _launched(recipe: Recipe, **changes: Any) -> Recipe:
-    """With another `launch`."""
+    """Return the recipe with another `launch`."""
     return recipe.model_copy(update={"launch": recipe.launch.model_copy(update=changes)})
 
 
 def limited(recipe: Recipe, timeout: float) -> Recipe:
-    """With an end of its own, for the case that nobody is there to end it."""
+    """Return the recipe with a time limit of its own, for the case that no bench is there to end it."""
     return _launched(recipe, timeout=min(recipe.launch.timeout or math.inf, timeout + SPARE))
 
 
 def _with_recipe(suite: Suite, recipe: str) -> Suite:
-    """Every entry that trains takes this one instead. Raises UsageError where they differ by their recipe."""
+    """Return the suite with this recipe for every entry that trains. Raises UsageError where they differ by
+    their recipe."""
     training = _training(suite, "--recipe", "changes of all of them: KEY=VALUE, such as model.name=t5-large")
     jobs = [
         each.model_copy(update={"recipe": recipe}) if each.name in training else each for each in suite.jobs
@@ -175,7 +176,8 @@ def _with_recipe(suite: Suite, recipe: str) -> Suite:
 
 
 def _training(suite: Suite, where: str, hint: str) -> set[str]:
-    """The entries that train, or run a command. Raises UsageError where they differ by their recipe."""
+    """Return the entries that train, or run a command. Raises UsageError where they differ by their recipe.
+    """
     recipes = {}
     for each in suite.jobs:
         kind = (
@@ -191,9 +193,9 @@ def _training(suite: Suite, where: str, hint: str) -> set[str]:
 
 
 def _with_command(suite: Suite, recipe: Mapping[str, Any]) -> Suite:
-    """Every entry that trains runs this command instead, on the same groups as often: without what is of the
-    recipe, which are its settings, its thresholds, and what was published. Entries that differ by those alone
-    become one. Raises UsageError where they differ by their recipe."""
+    """Return the suite with this command for every entry that trains, on the same groups as often: without
+    what belongs to the recipe, which are its settings, its thresholds, and published figures. Entries that
+    differ by those alone become one. Raises UsageError where they differ by their recipe."""
     own = _training(suite, "-- COMMAND", "a suite of your own can have `command: [...]` beside any recipe")
     jobs: list[Entry] = []
     for each in suite.jobs:
@@ -216,7 +218,7 @@ def _with_command(suite: Suite, recipe: Mapping[str, Any]) -> Suite:
 
 
 def freeze_bench(folder: BenchFolder, inputs: BenchInputs) -> None:
-    """Write suite, recipes and schedule: a bench that goes on reads these alone."""
+    """Write suite, recipes and schedule: a bench that continues reads these alone."""
     suite = inputs.suite.model_dump(mode="json", by_alias=True)
     for each in suite["jobs"]:  # the entries' recipes have what is set; here it is only to be read
         shown = inputs.recipes[each["name"]].env_show
@@ -233,7 +235,7 @@ def freeze_bench(folder: BenchFolder, inputs: BenchInputs) -> None:
 def write_schedule(
     folder: BenchFolder, inputs: BenchInputs, dropped: Mapping[str, str] | None = None
 ) -> None:
-    """Hosts, jobs and notes; `dropped`: hosts that take no part, and why (None: as it was)."""
+    """Write hosts, jobs and notes; `dropped`: hosts that take no part, and why (None: as it was)."""
     if dropped is None:
         dropped = folder.read_schedule().get("dropped", {}) if folder.schedule.exists() else {}
     folder.write_schedule(
@@ -251,12 +253,12 @@ def write_schedule(
 
 
 def started_of(folder: BenchFolder) -> float:
-    """When the bench was begun: Unix time."""
+    """Return when the bench was begun: Unix time."""
     return float(folder.read_schedule()["started"]) if folder.schedule.exists() else time.time()
 
 
 def reread(folder: BenchFolder, at_once: int | None = None) -> BenchInputs:
-    """A bench as it was frozen. Raises RunFolderError and UsageError."""
+    """Return a bench as it was frozen. Raises RunFolderError and UsageError."""
     data = folder.read_schedule()
     suite = suite_from(read_yaml(folder.suite), where=str(folder.suite))
     if at_once is not None:

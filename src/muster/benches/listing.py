@@ -1,4 +1,4 @@
-"""Benches that are there: list, show, stop."""
+"""List, show and stop benches."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from muster.core.errors import RunFolderError
 
 @dataclass(frozen=True)
 class BenchRow:
-    """A bench as `muster ls` tells it. `done` of `jobs` are over; `running`: a process works on it;
-    `verdicts`: hosts by verdict, where it has come to some."""
+    """A bench as `muster ls` shows it. `done` of `jobs` are over; `running`: a process works on it;
+    `verdicts`: hosts by verdict, where there are any."""
 
     bench: BenchFolder
     jobs: int
@@ -25,12 +25,12 @@ class BenchRow:
 
 
 def benches(root: Path) -> list[BenchRow]:
-    """Benches under `root`, oldest first; those that cannot be read are left out."""
+    """Return benches under `root`, oldest first; those that cannot be read are left out."""
     return [row for folder in list_benches(root) if (row := bench_row(folder)) is not None]
 
 
 def bench_row(folder: BenchFolder) -> BenchRow | None:
-    """How far a bench has come; None where its files cannot be read."""
+    """Return how far a bench has come; None where its files cannot be read."""
     try:
         jobs = [str(each["id"]) for each in folder.read_schedule()["jobs"]]
         document = json.loads(folder.result.read_bytes()) if folder.result.exists() else {}
@@ -43,7 +43,8 @@ def bench_row(folder: BenchFolder) -> BenchRow | None:
 
 
 def stop_bench(folder: BenchFolder, *, patience: float = 60) -> bool:
-    """Ask who works on a bench to stop its jobs, and wait. -> whether it has ended. Raises RunFolderError."""
+    """Ask the process that works on a bench to stop its jobs, and wait. Return whether it has ended. Raises
+    RunFolderError."""
     if folder.controller_alive() is False:
         raise RunFolderError("is not running", where=folder.id)
     folder.stop_request.touch()

@@ -1,4 +1,4 @@
-"""A bench's finished jobs as figures, and as what the judge reads: the same as of others' logs. Pure."""
+"""A bench's finished jobs as figures, and in the form that the judge reads, as of others' logs. Pure."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _APART = ("launch", "env", "force")
 
 
 def figures_of(record: JobRecord, recipes: Mapping[str, Recipe] | None = None) -> dict[str, float]:
-    """What a job came to, by the names that suites use. Unknown ones are left out. `recipes`: the bench's,
-    whose arithmetic matrix products are of."""
+    """Return a job's figures, by the names that suites use. Unknown ones are left out. `recipes`: the
+    bench's, which give the arithmetic of matrix products."""
     result = record.result
     if result is None:
         return {"seconds": record.took or 0.0}
@@ -68,7 +68,8 @@ def figures_of(record: JobRecord, recipes: Mapping[str, Recipe] | None = None) -
 
 
 def fabric_figures(fabric: FabricRun, recipes: Mapping[str, Recipe]) -> dict[str, float | None]:
-    """busbw: all-reduce's best (bytes/s); latency: of a small one (s); matmul: of the slowest device."""
+    """Return busbw: all-reduce's best (bytes/s); latency: of a small one (s); matmul: of the slowest device.
+    """
     sweeps = fabric.of("all-reduce")
     latencies = [each.median for each in fabric.latencies]
     products = _products(fabric, recipes)
@@ -80,7 +81,7 @@ def fabric_figures(fabric: FabricRun, recipes: Mapping[str, Recipe]) -> dict[str
 
 
 def command_figures(run: CommandRun) -> dict[str, float | None]:
-    """What its output tells, and how long it ran."""
+    """Return the figures of its output, and how long it ran."""
     figures = {"step_seconds": run.step_seconds, "variation": run.variation}
     if run.unit != "steps":
         figures[f"{run.unit}_per_second"] = run.rate
@@ -88,20 +89,20 @@ def command_figures(run: CommandRun) -> dict[str, float | None]:
 
 
 def memory_of(result: Result) -> int | None:
-    """The highest peak of a rank: the allocator's, on CPUs the process's."""
+    """Return the highest peak of a rank: the allocator's, on CPUs the process's."""
     return result.memory.allocator_peak or result.memory.resident_peak
 
 
 def observed(logs: Mapping[str, Sequence[JobLog]]) -> list[Observation]:
-    """What the jobs of one entry say of their hosts, for the choice of the next ones."""
+    """Return the observations of the jobs of one entry, for the choice of the next ones."""
     observations = (observation_of(log, work_of(log)) for own in logs.values() for log in own)
     return [each for each in observations if each is not None]
 
 
 def logs_of(records: Mapping[str, JobRecord], recipes: Mapping[str, Recipe]) -> dict[str, list[JobLog]]:
-    """What the judge hears of each job that is over, warm-ups apart: one log as a rule; of the fabric one for
-    its collectives, and one per host for its own matrix products. The first has the job's id. Of a failure
-    that is nobody's on the hosts it hears no hosts; of what is no measurement no times."""
+    """Return the judge's logs of each job that is over, warm-ups apart: one log as a rule; of the fabric one
+    for its collectives, and one per host for its own matrix products. The first has the job's id. A failure
+    that is no host's fault has no hosts; what is no measurement has no times."""
     over = {job: record for job, record in records.items() if not record.warm_up}
     by_command = speeds(records, recipes)
     doubts = doubts_of(records, by_command)
@@ -122,7 +123,7 @@ def logs_of(records: Mapping[str, JobRecord], recipes: Mapping[str, Recipe]) -> 
 
 
 def row_of(record: JobRecord, recipes: Mapping[str, Recipe]) -> JobEntry:
-    """A job that is over, before it is judged."""
+    """Return the row of a job that is over, before it is judged."""
     ranks = record.result.world_size if record.result else None
     return JobEntry.of(record, world_size=ranks, figures=figures_of(record, recipes))
 
@@ -180,14 +181,15 @@ def _logs(
 
 
 def _computing(result: Result, hosts: Sequence[str]) -> tuple[float, ...]:
-    """What each host's forward passes took; nothing where one does not say, or their shares differ."""
+    """Return the seconds of each host's forward passes; empty where one is missing, or their shares differ.
+    """
     by_host = {each.host: each.forward_seconds for each in result.hosts if each.share is None}
     seconds_of_hosts = [seconds for host in hosts if (seconds := by_host.get(host)) is not None]
     return tuple(seconds_of_hosts) if len(seconds_of_hosts) == len(hosts) else ()
 
 
 def _about(record: JobRecord, recipe: Recipe) -> str:
-    """The recipe and what it ran on: only jobs that share both are compared."""
+    """Return the recipe and what it ran on: only jobs that share both are compared."""
     settings = {key: value for key, value in recipe.as_dict().items() if key not in _APART}
     devices = sorted(set(record.devices.values()))
     precision = record.result.precision if record.result else None
@@ -208,7 +210,7 @@ class _Compared:
 
     @classmethod
     def of(cls, jobs: Sequence[Mapping[int, Sweep]]) -> _Compared:
-        """Of the sweeps of jobs alike, of which there is one at least."""
+        """Compare the sweeps of jobs alike, of which there is one at least."""
         sizes = sorted({size for each in jobs for size in each}, reverse=True)
         most = next(size for size in sizes if 2 * sum(size in each for each in jobs) >= len(jobs))
         ratios: dict[int, list[float]] = {}
@@ -218,7 +220,7 @@ class _Compared:
         return cls(most, {size: statistics.median(shares) for size, shares in ratios.items()})
 
     def reduced(self, base: JobLog, sweeps: Mapping[int, Sweep]) -> JobLog:
-        """The job's log: an all-reduce is a step."""
+        """Return the job's log: an all-reduce is a step."""
         reached = max((size for size in sweeps if size in self.longer and size <= self.bytes), default=None)
         if reached is None:
             note = "none of its steady all-reduces has a size that others measured too: not compared"
@@ -246,8 +248,8 @@ class _Compared:
 
 
 def _product_logs(base: JobLog, products: Sequence[Matmul]) -> list[JobLog]:
-    """Each host's matrix products as a job of it alone, by its slowest rank. Without a measurement where they
-    varied too much, and why in the notes."""
+    """Return each host's matrix products as a job of it alone, by its slowest rank. Without a measurement
+    where they varied too much, and why in the notes."""
     by_host: dict[str, list[Matmul]] = {}
     for each in products:
         by_host.setdefault(each.host, []).append(each)
@@ -284,14 +286,14 @@ def _product_logs(base: JobLog, products: Sequence[Matmul]) -> list[JobLog]:
 
 
 def _error(variation: float | None, windows: int) -> float | None:
-    """The relative standard error of a mean of so many windows; None: it is not known."""
+    """Return the relative standard error of a mean of so many windows; None: it is not known."""
     if variation is None or not 0 <= variation < math.inf or windows < 1:
         return None
     return variation / math.sqrt(windows)
 
 
 def _products(fabric: FabricRun, recipes: Mapping[str, Recipe]) -> list[Matmul]:
-    """Those of the first arithmetic that every rank measured."""
+    """Return the products of the first arithmetic that every rank measured."""
     precisions = [each.precision for each in recipes.values() if each.trains]
     ranks = {each.rank for each in fabric.matmul}
     for precision in dict.fromkeys([*precisions, *_USUAL[fabric.device]]):

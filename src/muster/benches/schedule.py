@@ -21,8 +21,8 @@ RING = 6  # hosts: disjoint pairs of so few are fewer than the four times that c
 
 @dataclass(frozen=True)
 class HostGroup:
-    """The hosts of one job, in the order of the inventory. `leftover`: those for whose sake it is there, in
-    a last group that overlaps the one before."""
+    """The hosts of one job, in the order of the inventory. `leftover`: those for which it was made, in a last
+    group that overlaps the one before."""
 
     hosts: tuple[str, ...]
     leftover: tuple[str, ...] = ()
@@ -34,7 +34,8 @@ class HostGroup:
 
 
 def sizes_of(groups: Sizes, count: int) -> tuple[list[int], list[int]]:
-    """Numbers of hosts of a job, each once, in the order given; and those for which there are too few."""
+    """Return the numbers of hosts of a job, each once, in the order given; and those for which there are too
+    few."""
     if groups == "adaptive":
         return [], []
     if groups == "doubling":
@@ -46,7 +47,7 @@ def sizes_of(groups: Sizes, count: int) -> tuple[list[int], list[int]]:
 
 
 def groups_of(hosts: Sequence[str], size: int, *, first: bool = False) -> list[HostGroup]:
-    """Neighbours in groups of `size`, which is at most the number of hosts. `first`: one group alone.
+    """Return neighbours in groups of `size`, which is at most the number of hosts. `first`: one group alone.
 
     Of hosts that are left over, a last group is made with the ones before them. Of few hosts, pairs are all
     neighbours on their ring: every host is in two, every link in one.
@@ -89,24 +90,24 @@ class Task:
 
     @property
     def row(self) -> dict[str, Any]:
-        """What a row of the document has of it."""
+        """Its part of a row of the document."""
         names = ("entry", "hosts", "repeat", "warm_up", "leftover", "wave")
         return {"job": self.id, **{name: getattr(self, name) for name in names}}
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for schedule.json."""
+        """Return plain data for schedule.json."""
         return asdict(self)
 
 
 def read_task(data: dict[str, Any]) -> Task:
-    """What `as_dict` gave. Raises KeyError, TypeError or ValueError where it is not that."""
+    """Return the task of `as_dict`'s data. Raises KeyError, TypeError or ValueError for other data."""
     lists = {key: tuple(str(each) for each in data[key]) for key in ("hosts", "leftover", "after")}
     return Task(**{**data, **lists})
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """All jobs in their order of preference, and what could not be."""
+    """All jobs in their order of preference, and what is impossible."""
 
     tasks: tuple[Task, ...]
     notes: tuple[str, ...] = ()
@@ -115,9 +116,9 @@ class Schedule:
 def make_schedule(
     suite: Suite, hosts: Sequence[str], impossible: Impossible = lambda entry, hosts: None
 ) -> Schedule:
-    """Entries in the suite's order; of each, sizes as given; of each size, all groups once, then again for
-    every repeat, overlapping groups last; without those that are impossible. Adaptive entries have no jobs
-    yet."""
+    """Schedule entries in the suite's order; of each, sizes as given; of each size, all groups once, then
+    again for every repeat, overlapping groups last; without those that are impossible. Adaptive entries have
+    no jobs yet."""
     tasks: list[Task] = []
     notes: list[str] = []
     for entry in in_order(suite.jobs):
@@ -148,8 +149,8 @@ def make_schedule(
 
 
 def following(own: Sequence[Task], entry: str, after: Sequence[str], tasks: Sequence[Task]) -> list[Task]:
-    """An entry's jobs, each behind the ones of the entries that it follows on the same hosts, where there are
-    such; the caches are filled by then."""
+    """Return an entry's jobs, each behind the ones of the entries that it follows on the same hosts, where
+    there are such; the caches are filled by then."""
     ids = {task.id for task in tasks}
     made = []
     for task in own:
@@ -160,7 +161,7 @@ def following(own: Sequence[Task], entry: str, after: Sequence[str], tasks: Sequ
 
 
 def possible(tasks: Sequence[Task], impossible: Impossible) -> tuple[list[Task], list[str]]:
-    """Those that can be, and why others cannot: each reason once."""
+    """Return possible jobs, and why others are not: each reason once."""
     left: list[Task] = []
     notes: dict[str, None] = {}
     for task in tasks:
@@ -173,23 +174,24 @@ def possible(tasks: Sequence[Task], impossible: Impossible) -> tuple[list[Task],
 
 
 def _beside(tasks: Sequence[Task]) -> bool:
-    """Whether any two of them could run at once. Groups of a size are disjoint but for the last one, so that
-    the first of each size is enough to look at."""
+    """Return whether any two of them could run at once. Groups of a size are disjoint but for the last one,
+    so that the first of each size is enough."""
     firsts = {len(task.hosts): set(task.hosts) for task in reversed(tasks)}
     return any(first.isdisjoint(other.hosts) for first in firsts.values() for other in tasks)
 
 
 def warmed(tasks: Sequence[Task]) -> list[Task]:
-    """A short job before all of them, on the first of the smallest groups: one writer for every cache that is
-    still empty."""
+    """Add a short job before all of them, on the first of the smallest groups: one writer for every cache
+    that is still empty."""
     first = min(tasks, key=lambda task: len(task.hosts))
     lead = _warm_up(f"{first.entry}-warmup", first)
     return [lead, *(replace(each, after=(*each.after, lead.id)) for each in tasks)]
 
 
 def warmed_again(tasks: Sequence[Task], failed: Collection[str]) -> tuple[list[Task], list[str]]:
-    """With another warm-up, on other hosts, for each entry whose last one failed: what waited for that one
-    waits for the new one. And notes about entries that have had enough of them, or have no other hosts."""
+    """Add another warm-up, on other hosts, for each entry whose last one failed: what waited for that one
+    waits for the new one. Return also notes on entries that have had enough of them, or have no other hosts.
+    """
     made = list(tasks)
     notes: list[str] = []
     for entry in dict.fromkeys(task.entry for task in tasks if task.id in failed and task.warm_up):
@@ -221,7 +223,7 @@ def _warm_up(identity: str, on: Task) -> Task:
 
 
 def wave_tasks(entry: str, wave: int, groups: Sequence[Sequence[str]], timeout: float) -> list[Task]:
-    """The jobs of a wave that was chosen from results: disjoint groups."""
+    """Return the jobs of a wave that was chosen from results: disjoint groups."""
     return [
         Task(f"{entry}-wave{wave}-{number:03d}", entry, tuple(hosts), timeout, wave=wave)
         for number, hosts in enumerate(groups, 1)
@@ -231,7 +233,8 @@ def wave_tasks(entry: str, wave: int, groups: Sequence[Sequence[str]], timeout: 
 def startable(
     tasks: Iterable[Task], done: Collection[str], running: Collection[Task], at_once: int | None
 ) -> list[Task]:
-    """What may start now, in order: hosts all free, what it waits for is over, and not too many at once."""
+    """Return what may start now, in order: hosts all free, what it waits for is over, and not too many at
+    once."""
     busy = {host for task in running for host in task.hosts}
     under_way = {task.id for task in running}
     chosen: list[Task] = []
@@ -247,7 +250,7 @@ def startable(
 
 
 def rounds(tasks: Sequence[Task], at_once: int | None, done: Collection[str] = ()) -> list[list[Task]]:
-    """The schedule if all jobs took the same time: what runs beside each other, for a dry run."""
+    """Return the schedule if all jobs took the same time: what runs at once, for a dry run."""
     finished = set(done)
     made = []
     while now := startable(tasks, finished, (), at_once):

@@ -83,7 +83,7 @@ class Threshold(Section):
         return f"{side} {bound:g}{per}"
 
     def met(self, value: float) -> bool:
-        """Whether a figure, already divided as `per` says, is good enough."""
+        """Return whether a figure, already divided as `per` says, is good enough."""
         return value >= self.at_least if self.at_least is not None else value <= (self.at_most or 0.0)
 
 
@@ -102,7 +102,7 @@ class Checks(Section):
 
 
 class Published(Section):
-    """What others published of an entry's recipe on one kind of device, to stand beside what is measured."""
+    """Published figures of an entry's recipe on one kind of device, for comparison with what is measured."""
 
     source: str = Field(description="Who published it, and where.")
     on: str = Field(description="The device, by words of its name, such as h100 or a100-80gb.")
@@ -112,7 +112,7 @@ class Published(Section):
     memory: Amount | None = Field(None, description="Peak of a device's memory, such as 40.7GB.")
 
     def means(self, device: str) -> bool:
-        """Whether a device of this name is of the kind."""
+        """Return whether a device of this name is of the kind."""
         return all(word in device.lower().replace(" ", "") for word in self.on.lower().split("-"))
 
 
@@ -223,7 +223,7 @@ class Suite(Section):
         return self
 
     def check_jobs(self) -> None:
-        """Raise ValueError where entries, groups and what follows what do not go together."""
+        """Raise ValueError where entries, groups and what follows what contradict each other."""
         check_names(self.jobs, "entry", "entries")
         if any(groups == [] for groups in (self.groups, *(each.groups for each in self.jobs))):
             raise ValueError("groups must name at least one size")
@@ -264,7 +264,7 @@ class Narrowing:
     at_least: str = ""
 
     def of(self, suite: Suite) -> Suite:
-        """The suite, narrowed. Raises UsageError."""
+        """Return the suite, narrowed. Raises UsageError."""
         jobs = _with_predecessors(suite, self.only) if self.only else suite.jobs
         changes: dict[str, Any] = {}
         if self.groups:
@@ -297,7 +297,7 @@ def _with_predecessors(suite: Suite, only: Sequence[str]) -> list[Entry]:
 
 
 def _sizes_of(text: str) -> Sizes:
-    """1,2,all, or a word. Raises UsageError."""
+    """Parse 1,2,all, or a word. Raises UsageError."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if words in (["doubling"], ["adaptive"]):
         return "doubling" if words == ["doubling"] else "adaptive"
@@ -312,19 +312,19 @@ def _sizes_of(text: str) -> Sizes:
 
 
 def shipped_suites() -> dict[str, Path]:
-    """The suites that come with Muster, by name."""
+    """Return the suites that come with Muster, by name."""
     return {path.stem: path for path in sorted(SHIPPED.glob("*.yaml"))}
 
 
 def find_suite(source: str) -> Path:
-    """A file, or a shipped name. Raises UsageError."""
+    """Return a file, or a shipped suite's. Raises UsageError."""
     return find_file(source, "suite", shipped_suites(), UsageError)
 
 
 def load_suite(source: str) -> Suite:
-    """Read and check a suite; recipes that lie beside it become absolute paths.
+    """Read and check a suite; recipes next to it become absolute paths.
 
-    Raises UsageError naming the file and the field, RecipeError for a recipe that is not there.
+    Raises UsageError naming the file and the field, RecipeError for a recipe that does not exist.
     """
     path = find_suite(source)
     suite = suite_from(read_yaml(path), where=str(path))
@@ -333,7 +333,7 @@ def load_suite(source: str) -> Suite:
 
 
 def suite_from(data: dict[str, Any], *, where: str) -> Suite:
-    """Plain data -> Suite. Raises UsageError about the first thing that is wrong."""
+    """Return the suite of plain data. Raises UsageError about the first thing that is wrong."""
     try:
         return Suite.model_validate(data)
     except ValidationError as error:
@@ -341,7 +341,7 @@ def suite_from(data: dict[str, Any], *, where: str) -> Suite:
 
 
 def _explain(error: ValidationError, where: str) -> UsageError:
-    """pydantic's first complaint as one line with the field's path."""
+    """Return pydantic's first error as one line with the field's path."""
     parts = parts_of(error)
     model: type[Section] = Checks if parts[:1] == ["check"] else Suite
     if parts[:1] in (["jobs"], ["thresholds"]) and len(parts) > 1:

@@ -10,7 +10,7 @@ from muster.core.near import did_you_mean
 
 
 def switches_of(suite: Suite) -> dict[str, tuple[str, ...]]:
-    """The hosts behind each switch. Raises UsageError for what is no list of hosts."""
+    """Return the hosts behind each switch. Raises UsageError for what is no list of hosts."""
     hosts_of = {}
     for name, hosts in suite.switches.items():
         try:
@@ -21,8 +21,8 @@ def switches_of(suite: Suite) -> dict[str, tuple[str, ...]]:
 
 
 def check_switches(suite: Suite, inventory: Inventory) -> None:
-    """Raises UsageError for a host that is not among the bench's, or is behind two switches. One that is
-    behind none will do."""
+    """Raise UsageError for a host that is not among the bench's, or is behind two switches. A host may be
+    behind none."""
     names: set[str] = set(inventory.names)
     behind: dict[str, str] = {}
     for switch, hosts in switches_of(suite).items():

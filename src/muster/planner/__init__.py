@@ -1,1 +1,1 @@
-"""Floor 4: what the recipe leaves open, decided from what the hosts are."""
+"""Floor 4: decides what the recipe leaves open, from the hosts' facts."""

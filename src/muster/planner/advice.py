@@ -1,12 +1,12 @@
 """Hosts of different speeds in one job: which of them make it slower, and which choice is the fastest; from
-what they say of themselves before it starts, or from measured speeds. Pure.
+their facts before it starts, or from measured speeds. Pure.
 
 A step takes as long as the slowest rank computes, and everything else goes over the slowest link: it is the
-step of `planner/time/steptime.py` on the slowest of the machines, so that no plan says otherwise.
+step of `planner/time/steptime.py` on the slowest of the machines, so that all plans agree.
 
-Where a host does not say what is needed (a CPU's speed, a link's), there is no prediction rather than a wrong
-one. Between the published runs that are known to us, models reach 12 to 56 % of their GPUs' stated peaks, so
-a host is named only where it makes an epoch slower all over that range.
+Where a host lacks a needed fact (a CPU's speed, a link's), there is no prediction rather than a wrong one. In
+the published runs that we know, models reach 12 to 56 % of their GPUs' stated peaks, so a host is named only
+where it makes an epoch slower over that whole range.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SEARCHED = 12  # hosts of which every number of the fastest is looked at; of mor
 @dataclass(frozen=True)
 class MixedHost:
     """A host's part of a job. `machines`: this host alone, with its link to others; `speed`: samples/s of all
-    its ranks without communication, where it was measured; None: as its devices' figures say."""
+    its ranks without communication, where it was measured; None: by its devices' figures."""
 
     host: str
     machines: Machines
@@ -83,8 +83,8 @@ class Predicted:
 class Forecast:
     """Predictions for any choice of the same hosts. `case`: the job on some of them; `samples`: of an epoch;
     `batch`: samples of an optimizer step on any number of ranks, None: the case's for each rank; `slower`:
-    times as long as foretold that computation takes; `measured`: shares follow speeds, in fractions; `fits`:
-    whether the job works on these hosts."""
+    the factor by which computation takes longer than predicted; `measured`: shares follow speeds, in
+    fractions; `fits`: whether the job works on these hosts."""
 
     members: Sequence[MixedHost]
     case: StepCase
@@ -97,7 +97,7 @@ class Forecast:
 
     @cached_property
     def seconds(self) -> Mapping[str, float]:
-        """By host, what one of its ranks computes for a sample."""
+        """By host, the seconds in which one of its ranks computes a sample."""
 
         def of(member: MixedHost) -> float:
             if member.speed is not None:
@@ -117,7 +117,7 @@ class Forecast:
         return made
 
     def predict(self, chosen: Sequence[MixedHost] | None = None) -> Predicted:
-        """A step and an epoch on these hosts; None: on all."""
+        """Predict a step and an epoch on these hosts; None: on all."""
         chosen = self.members if chosen is None else chosen
         slowest = max(chosen, key=lambda member: self.seconds[member.host])
         machines = replace(slowest.machines, hosts=len(chosen)).with_slots([each.ranks for each in chosen])
@@ -136,18 +136,18 @@ class Forecast:
         return Predicted(tuple(member.host for member in chosen), step, epoch)
 
     def without(self, host: str) -> float:
-        """Seconds of an epoch on all hosts but this one."""
+        """Return the seconds of an epoch on all hosts but this one."""
         return self.predict([member for member in self.members if member.host != host]).epoch
 
     def best(self) -> Predicted:
-        """The choice of hosts with the shortest epoch, of those on which the job fits; of equals the smaller.
-        All hosts where it fits on none."""
+        """Return the choice of hosts with the shortest epoch, of those on which the job fits; of equals the
+        smaller. All hosts where it fits on none."""
         predictions = (self.predict(chosen) for chosen in self._choices() if self.fits(chosen))
         return min(predictions, key=lambda each: (each.epoch, len(each.hosts)), default=self.predict())
 
     def _choices(self) -> Iterator[Sequence[MixedHost]]:
-        """Each host alone; and above every bandwidth, the fastest so many: only the slowest speed and the
-        slowest link of a choice set its pace. Of many hosts, all that have a speed."""
+        """Yield each host alone; and above every bandwidth, the fastest hosts in every number: only the
+        slowest speed and the slowest link of a choice set its pace. Of many hosts, all that have a speed."""
         yield from ([member] for member in self.members)
         for bandwidth in sorted({member.bandwidth for member in self.members}):
             able = [member for member in self.members if member.bandwidth >= bandwidth]
@@ -166,7 +166,7 @@ class Forecast:
 def members_of(
     model: MachineModel, slots: Sequence[int], device: str, precision: str
 ) -> list[MixedHost] | None:
-    """Each host by itself, with its link to others; None: one of them is not known."""
+    """Return each host by itself, with its link to others; None: one of them is not known."""
     members = []
     for host, count in zip(model.hosts, slots, strict=True):
         alone = model.of((host,)).on([count], device, precision)
@@ -179,8 +179,8 @@ def members_of(
 
 
 def advise(decided: Decided, model: MachineModel, samples: int | None) -> list[Decision]:
-    """Before the start: a decision for each host that makes an epoch slower, and one that names the fastest
-    hosts; nothing where a step's time is not known. `samples`: of an epoch."""
+    """Return, before the start, a decision for each host that makes an epoch slower, and one that names the
+    fastest hosts; none where a step's time is not known. `samples`: of an epoch."""
     recipe, job, calibration = decided.recipe, decided.job, model.calibration
     split = recipe.batch.split
     if model.one_machine or decided.setting is None or len(model.hosts) != len(decided.slots):
@@ -208,8 +208,8 @@ def advise(decided: Decided, model: MachineModel, samples: int | None) -> list[D
 
 
 def _fitting(recipe: Recipe, setting: Setting, facts: Facts) -> Callable[[Sequence[MixedHost]], bool]:
-    """Whether a job fits and works out on some of its hosts, with its micro-batch. A rank holds more where
-    fewer share the states."""
+    """Return a function that tells whether a job fits on some of its hosts, with its micro-batch. A rank
+    holds more where fewer share the states."""
 
     @cache
     def on(ranks: int, device: int | None, host: int | None) -> bool:
@@ -224,8 +224,8 @@ def _fitting(recipe: Recipe, setting: Setting, facts: Facts) -> Callable[[Sequen
 
 
 def grouping(decided: Decided, calibration: Calibration) -> str | None:
-    """That gathering weights inside each host would be faster, where it is known to fit; None: it would not,
-    or weights are not gathered between hosts."""
+    """Return a note where gathering weights inside each host would be faster, and is known to fit; None: it
+    would not, or weights are not gathered between hosts."""
     setting, machines = decided.setting, decided.machines
     if setting is None or machines is None:
         return None
@@ -260,8 +260,8 @@ def review(
     trained: int,
     samples: int | None,
 ) -> list[Decision]:
-    """The same from speeds that a job's ranks measured (samples/s per rank), for CPUs as well; `trained`:
-    parameters."""
+    """Return the same from speeds that a job's ranks measured (samples/s per rank), for CPUs as well;
+    `trained`: parameters."""
     env: Mapping[str, str | None] = recipe.env if job.device == "cuda" else {"NCCL_IB_DISABLE": "1"}
     members = []
     for place in job.placements:
@@ -291,9 +291,10 @@ def review(
 
 
 def words(guesses: Sequence[Forecast], samples: int | None, basis: str, *, measured: bool) -> list[Decision]:
-    """The decisions for several guesses at the same hosts' speeds; predictions are those of the middle one.
+    """Return the decisions for several guesses at the same hosts' speeds; predictions are those of the middle
+    one.
 
-    Nothing is said where some guess has no choice of hosts that is faster than all of them. A host is named
+    There are none where some guess has no choice of hosts that is faster than all of them. A host is named
     where every guess has an epoch slower with it, and the fastest choice is without it.
     """
     now = [guess.predict().epoch for guess in guesses]

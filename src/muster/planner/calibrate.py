@@ -1,4 +1,4 @@
-"""Calibrate: what finished runs teach about their devices and links, kept for the plans to come."""
+"""Calibrate: learn from finished runs about their devices and links, for later plans."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Learned:
 
 
 def calibrate(runs: Sequence[RunFolder], link: str | None = None) -> Learned:
-    """Learn from runs, and remember it: from trainings, and from the fabric workload's, which measure a link.
-    `link`: between their hosts, in place of what those say.
+    """Learn from runs, and store it: from trainings, and from the fabric workload's, which measure a link.
+    `link`: between their hosts, in place of their own facts.
 
     Raises RunFolderError for a run that teaches nothing, UsageError for a link that is not understood.
     """
@@ -78,7 +78,7 @@ def calibrate(runs: Sequence[RunFolder], link: str | None = None) -> Learned:
 
 
 def _check_shown(cases: Mapping[str, StepCase], calibration: Calibration) -> None:
-    """Raise RunFolderError for a run on a device of which nothing tells how fast it computes."""
+    """Raise RunFolderError for a run on a device whose speed no run shows."""
     shown = {case_key(case) for case in cases.values() if shows_device(case)} | calibration.efficiency.keys()
     for run, case in cases.items():
         if case_key(case) in shown:
@@ -93,7 +93,7 @@ def _check_shown(cases: Mapping[str, StepCase], calibration: Calibration) -> Non
 
 
 def _check_sense(cases: Mapping[str, StepCase], learned: Calibration) -> None:
-    """Raise RunFolderError where what was learned cannot be so, or nothing was."""
+    """Raise RunFolderError where what was learned is impossible, or nothing was learned."""
     for run, case in cases.items():
         device, name = case.machines.device, case_key(case)
         if shows_device(case) and device.kind != CPU and learned.efficiency.get(name, 0.0) > 1:
@@ -111,7 +111,7 @@ def _check_sense(cases: Mapping[str, StepCase], learned: Calibration) -> None:
 
 
 def measured_of(run: RunFolder, link: str | None = None) -> MeasuredRun:
-    """A run's case, and the seconds of its steps. Raises RunFolderError where either is not known."""
+    """Return a run's case, and the seconds of its steps. Raises RunFolderError where either is not known."""
     result, job = run.read_result(), read_job(run.read_json(run.job))
     if result is None or job is None or not result.status.good or result.throughput is None:
         raise RunFolderError(
@@ -142,7 +142,7 @@ def measured_of(run: RunFolder, link: str | None = None) -> MeasuredRun:
 
 
 def link_of(run: RunFolder, link: str | None = None) -> dict[str, LinkFigures] | None:
-    """What a run of the fabric workload measured of its link, by the link's name; None for a training.
+    """Return the measurements of a run of the fabric workload, by the link's name; None for a training.
 
     Raises RunFolderError where it is not finished, or its link is not known.
     """
@@ -158,7 +158,7 @@ def link_of(run: RunFolder, link: str | None = None) -> dict[str, LinkFigures] |
 
 
 def _machines(run: RunFolder, result: Result, job: Job, link: str | None) -> Machines:
-    """What a run ran on. Raises RunFolderError where that is not known."""
+    """Return the machines of a run. Raises RunFolderError where they are not known."""
     recipe = recipe_from(job.recipe)
     model = MachineModel(
         {report.host: report.facts for report in result.hosts},

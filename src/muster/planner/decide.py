@@ -1,7 +1,7 @@
 """Decide what a recipe leaves open: slots, device, precision, ZeRO's stage, recomputation, batch, threads.
 
-Of the ways that are open the fastest that fits is taken; where speeds are not known, the mildest that fits.
-Pure; every choice has its reason.
+Of the open ways the fastest that fits is taken; where speeds are not known, the mildest that fits. Pure;
+every choice has its reason.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Chosen:
 
     @property
     def decision(self) -> Decision:
-        """How many, why, and which hosts are left."""
+        """How many, why, and which hosts are left idle."""
         one = len(self.idle) == 1
         names = fold_hosts(host.label for host in self.idle)
         left = f"; {names} stay{'s' if one else ''} idle" if self.idle else ""
@@ -64,8 +64,8 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Decided:
-    """A job as it is decided, with everything that hosts had to be asked for. `decide` makes it, and it
-    travels whole: the plan and the run add what they know, to the job as well (its id, its attempt)."""
+    """A job as it is decided, with everything that hosts had to be asked for. `decide` makes it, and it is
+    passed on whole: the plan and the run add what they know, to the job as well (its id, its attempt)."""
 
     job: Job
     way: TrainingWay
@@ -88,12 +88,12 @@ class Decided:
 
     @property
     def recipe(self) -> Recipe:
-        """With what was auto in it."""
+        """The recipe, with what was auto in it decided."""
         return self.way.recipe
 
     @property
     def setting(self) -> Setting | None:
-        """None: the model is not known here."""
+        """What decides its memory; None: the model is not known here."""
         return self.way.setting
 
     @property
@@ -102,15 +102,15 @@ class Decided:
         return self.refused is None and self.way.fits is not False
 
     def saying(self, *decisions: Decision) -> Decided:
-        """With these decisions and no others."""
+        """Return the same with these decisions and no others."""
         return replace(self, job=replace(self.job, decisions=decisions))
 
 
 def decide(
     inputs: Inputs, facts: Facts, *, tracer: Tracer | None = None, model: MachineModel | None = None
 ) -> Decided:
-    """The recipe's open values for these hosts. `tracer`: of real models, where closed forms will not do;
-    `model`: of these hosts, where speeds are to decide.
+    """Decide the recipe's open values for these hosts. `tracer`: of real models, where closed forms are not
+    enough; `model`: of these hosts, where speeds are to decide.
 
     Raises RecipeError and InventoryError where nothing can work. What does not fit is decided nevertheless,
     and `refused` says why.
@@ -202,7 +202,7 @@ def _choose(recipe: Recipe, where: RunTarget, decisions: list[Decision]) -> Choi
 
 
 def decide_compiling(recipe: Recipe, device: str, decisions: list[Decision]) -> Recipe:
-    """The recipe with `train.compile` decided."""
+    """Return the recipe with `train.compile` decided."""
     if recipe.train.compile != "auto":
         return recipe
     steps = recipe.train.max_steps
@@ -234,9 +234,9 @@ def check_cuda_graphs(recipe: Recipe, batch: Batch) -> None:
 def decide_loss(
     recipe: Recipe, precision: str, room: MemoryLimit, ranks: int, decisions: list[Decision]
 ) -> Recipe:
-    """The recipe with `train.fused_loss` decided where the model is compiled: off where the device has room
-    for all logits, so that the compiler fuses the loss with the model; else as it is, and it is worked
-    through in parts."""
+    """Return the recipe with `train.fused_loss` decided where the model is compiled: off where the device has
+    room for all logits, so that the compiler fuses the loss with the model; else unchanged, and it is
+    computed in parts."""
     engine, train, micro = recipe.engine, recipe.train, recipe.batch.micro
     config = whole_config(recipe)
     lengths = recipe.lengths(config)
@@ -262,8 +262,8 @@ def decide_loss(
 def decide_loaders(
     recipe: Recipe, device: str, hosts: Sequence[tuple[Mapping[str, Any], int]], decisions: list[Decision]
 ) -> Recipe:
-    """The recipe with `train.workers` decided. `hosts`: facts and ranks of each, or of the one machine; what
-    a host does not say sets no bound."""
+    """Return the recipe with `train.workers` decided. `hosts`: facts and ranks of each, or of the one
+    machine; an unknown fact sets no bound."""
     if recipe.train.workers != "auto":
         return recipe
     if device == "cpu":  # its cores compute
@@ -287,8 +287,8 @@ def decide_loaders(
 
 
 def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[Decision]) -> str:
-    """fp32, tf32, bf16, fp16 or fp8. `auto`: the fastest of the first four that every device can do and the
-    model bears.
+    """Return fp32, tf32, bf16, fp16 or fp8. `auto`: the fastest of the first four that every device supports
+    and the model tolerates.
 
     `gpus`: those that ranks use, by host.
 
@@ -326,7 +326,7 @@ def decide_precision(recipe: Recipe, device: str, gpus: Gpus, decisions: list[De
 
 
 def _of_float8(recipe: Recipe, device: str) -> str:
-    """What a run in fp8 has to hear of its device, or of its casts; nothing where all is as it should be."""
+    """Return a note on the device or the casts of a run in fp8; empty where all is as it should be."""
     if device == "cpu":
         return "emulated in fp32: CPUs have no such products, and a run shows that it learns, not how fast"
     if recipe.train.compile is False:
@@ -335,7 +335,7 @@ def _of_float8(recipe: Recipe, device: str) -> str:
 
 
 def _capability(gpu: Mapping[str, Any]) -> tuple[int, int] | None:
-    """As the driver tells it, else the maker of a GPU of this name."""
+    """Return the driver's compute capability, else that of the maker's GPU of this name."""
     stated = gpu.get("capability")
     if stated:
         return int(stated[0]), int(stated[1])

@@ -1,4 +1,4 @@
-"""A plan: what a job will need and take, as far as that can be told before it starts. Pure data.
+"""A plan: what a job will need and take, as far as it can be predicted before it starts. Pure data.
 
 Bytes and seconds; GB in texts is 10^9 bytes. None: not known.
 """
@@ -26,7 +26,7 @@ _MEMORY = (
 
 
 class MemoryPlan(Part):
-    """A rank's memory at the moment that takes most, by what it is for. On CPUs all of it is in `device`."""
+    """A rank's memory at its peak, by purpose. On CPUs all of it is in `device`."""
 
     device: dict[str, int] = Field(description="bytes")
     host: dict[str, int] = Field(description="bytes of the host's memory, beside a GPU's")
@@ -51,7 +51,7 @@ class MemoryPlan(Part):
 
     @property
     def nearly_full(self) -> bool:
-        """Whether so much of the device is used that what varies in a run may be too much."""
+        """Whether so much of the device is used that a run's variation may be too much."""
         return self.device_room is not None and self.device_bytes > NEARLY_FULL * self.device_room
 
 
@@ -87,7 +87,7 @@ class TimePlan(Part):
 
 
 class TrainingPlan(Part):
-    """What the training will be, for people, as the recipe and the engine's own configuration say."""
+    """The training in words, as the recipe and the engine's own configuration define it."""
 
     samples: int | None = Field(description="of an epoch; None: not known here")
     steps: int | None = Field(description="optimizer steps; None: not known here")
@@ -111,7 +111,7 @@ class ScalingPoint(Part):
 
 
 class Candidate(Part):
-    """Another way to run the recipe, and what became of it."""
+    """Another way to run the recipe, and why it was chosen or lost."""
 
     changes: dict[str, str] = Field(description="overrides of the recipe; empty: as it is")
     fits: bool | None = Field(description="null: what it needs is not known")
@@ -123,7 +123,7 @@ class Candidate(Part):
 
 
 class Plan(Part):
-    """plan.json: what was decided and why, and what is predicted. A run's result stands beside it."""
+    """plan.json: what was decided and why, and what is predicted. A run's result is compared with it."""
 
     schema_version: int = SCHEMA_VERSION
     model: str | None
@@ -162,6 +162,6 @@ class Plan(Part):
 
     @property
     def choices(self) -> list[str]:
-        """What was decided of what a rank holds, as overrides: with other values it may not fit."""
+        """What was decided of a rank's memory, as overrides: with other values it may not fit."""
         decided = [(each["field"], each["value"]) for each in self.decisions if each["field"] in _MEMORY]
         return [f"{field}={str(value).lower()}" for field, value in decided if value not in (None, False)]

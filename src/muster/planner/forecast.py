@@ -1,5 +1,5 @@
-"""What a decided job is predicted to need and take: memory, time, other numbers of hosts, and the sentence
-that a person wants. Pure."""
+"""Predict what a decided job needs and takes: memory, time, other numbers of hosts, and the sentence that a
+person wants. Pure."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ class Point:
 
     @property
     def hosts(self) -> int:
-        """How many it runs on."""
+        """The number of hosts."""
         return self.case.machines.hosts
 
 
 def point(case: StepCase, length: Length, calibration: Calibration | None = None) -> Point:
-    """What a job takes on its machines."""
+    """Predict what a job takes on its machines."""
     step = predict(case, calibration)
     whole = length.epochs * (-(-length.samples // case.batch) * step.seconds)
     total = whole if length.most is None else min(whole, length.most)
@@ -89,7 +89,7 @@ def point(case: StepCase, length: Length, calibration: Calibration | None = None
 
 
 def memory_plan(setting: Setting, room: MemoryLimit, needed: Need) -> MemoryPlan:
-    """A rank's memory, and whether it fits."""
+    """Return a rank's memory, and whether it fits."""
     short = lacking(setting, room, needed)
     return MemoryPlan(
         device=needed.device,
@@ -143,7 +143,8 @@ def _timed(
     calibration: Calibration,
     fewer: UnlikeHosts | None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Raises UsageError where a figure that the time rests on is neither stated nor measured."""
+    """Return the fields of a Plan about time. Raises UsageError where a figure that the time rests on is
+    neither stated nor measured."""
     recipe, setting, once = decided.recipe, decided.setting, figures.tokens is not None
     assert setting is not None
     per_epoch = None if samples is None or once else math.ceil(samples / case.batch)
@@ -171,8 +172,8 @@ def _timed(
 
 
 def _notes(recipe: Recipe, now: Point, minutes: float | None, *, counted: bool, once: bool) -> list[str]:
-    """What a reader of the time should know. `minutes`: after which training ends; `once`: the user said how
-    many tokens."""
+    """Return notes for readers of the time. `minutes`: after which training ends; `once`: the user gave the
+    number of tokens."""
     notes = []
     if counted and now.whole > now.total:
         limit = f"train.max_minutes={minutes:g}"
@@ -188,7 +189,7 @@ def _notes(recipe: Recipe, now: Point, minutes: float | None, *, counted: bool, 
 
 
 def _undrawn(setting: Setting, machines: Machines | None) -> str:
-    """Why there is no time, and the least that drawing takes: each token reads all weights once."""
+    """Return why there is no time, and the least that generating takes: each token reads all weights once."""
     assert setting.drawing is not None
     bandwidth = machines.device.bandwidth if machines is not None else None
     rounds = setting.micro * setting.spread.micro_steps // setting.drawn
@@ -198,7 +199,7 @@ def _undrawn(setting: Setting, machines: Machines | None) -> str:
 
 
 def global_given(recipe: Recipe) -> bool:
-    """Whether the recipe says how large a global batch is."""
+    """Return whether the recipe gives the size of a global batch."""
     return recipe.batch.global_ is not None or recipe.batch.tokens is not None
 
 
@@ -210,8 +211,8 @@ def on_hosts(
     hosts: int,
     fewer: UnlikeHosts | None = None,
 ) -> StepCase | None:
-    """Return the job on another number of hosts; None: it does not fit or work out there. The global batch
-    stays where the recipe says which, else micro-batch and accumulation do."""
+    """Return the job on another number of hosts; None: it does not fit or work there. The global batch stays
+    where the recipe gives it, else micro-batch and accumulation do."""
     those = fewer.fastest(hosts) if fewer is not None and hosts < machines.hosts else machines.on(hosts)
     if those is None:
         return None
@@ -241,7 +242,7 @@ def on_ranks(recipe: Recipe, setting: Setting, ranks: int, room: MemoryLimit) ->
 
 
 def host_counts(hosts: int) -> list[int]:
-    """1 to so many hosts; of many, powers of two and the last."""
+    """Return 1 to so many hosts; of many, powers of two and the last."""
     if hosts <= MOST_POINTS:
         return list(range(1, hosts + 1))
     powers = [1 << i for i in range(int(math.log2(hosts)) + 1)]
@@ -257,7 +258,7 @@ def _time_plan(
     counted: bool,
     fewer: UnlikeHosts | None,
 ) -> TimePlan:
-    """`per_epoch`: steps."""
+    """Return the times of a plan. `per_epoch`: steps."""
     step, machines, setting = now.step, now.case.machines, decided.setting
     assert setting is not None
     device = machines.device
@@ -288,8 +289,8 @@ def _time_plan(
 
 
 def _needed(setting: Setting) -> float | None:
-    """Operations of a micro-batch that the gradient needs: none are computed twice. By the family's formula,
-    else by the trace, where what is computed again is about a forward pass."""
+    """Return the operations of a micro-batch that the gradient needs, none computed twice. By the family's
+    formula, else by the trace, where recomputation is about a forward pass."""
     products = families.products(setting.config, shape_of_batch(setting))
     if products is not None:
         frozen = setting.trainable < setting.parameters
@@ -320,8 +321,8 @@ def _scaling(each: Point, fewest: Point, *, counted: bool) -> ScalingPoint:
 
 
 def sentence(points: Sequence[Point], length: Length, calibration: Calibration | None = None) -> str:
-    """All hosts against one; where one does not hold the job, against the fewest that do. `points`: of ever
-    more hosts."""
+    """Compare all hosts with one; where one does not hold the job, with the fewest that do. `points`: of
+    increasing numbers of hosts."""
     alone, together = points[0], points[-1]
     hosts, step, link = together.hosts, together.step, together.case.machines.link
     times = alone.whole / together.whole
@@ -345,8 +346,8 @@ def sentence(points: Sequence[Point], length: Length, calibration: Calibration |
 
 
 def _faster(case: StepCase, alone: Point, length: Length, calibration: Calibration) -> list[str]:
-    """The slowest usual link, and the fewest times as many micro-steps, with which several hosts beat one as
-    it is."""
+    """Return the slowest usual link, and the smallest multiple of micro-steps, with which several hosts beat
+    one."""
 
     def beats(other: StepCase) -> bool:
         return point(other, length, calibration).whole < alone.whole
@@ -368,7 +369,7 @@ def _faster(case: StepCase, alone: Point, length: Length, calibration: Calibrati
 
 
 def _where(step: Step) -> str:
-    """The largest part of a step."""
+    """Return the largest part of a step."""
     parts = {
         "computation": step.compute, "the network": step.communication, "the optimizer": step.optimizer,
         "the bus to the host": step.transfer,
@@ -378,11 +379,11 @@ def _where(step: Step) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Seconds that are compared stay seconds up to three hours."""
+    """Format seconds for comparison: they stay seconds up to three hours."""
     return f"{seconds:.0f} s" if 10 <= seconds < 10800 else format_seconds(seconds)
 
 
 def _spaced(name: str) -> str:
-    """`10Gbit` -> `10 Gbit/s`."""
+    """Format a link's speed: `10Gbit` -> `10 Gbit/s`."""
     head = name.rstrip("GMkbit")
     return f"{head} {name[len(head) :]}/s" if name.endswith("bit") and head else name

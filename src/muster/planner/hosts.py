@@ -1,4 +1,4 @@
-"""Which of the hosts given a job runs on: the first so many, or as many as train fastest. Pure.
+"""Choose which of the given hosts a job runs on: the first ones, or the number that trains fastest. Pure.
 
 What trains fastest has most samples/s: the same samples are done soonest, whatever a step holds. Each number
 of hosts is taken at its best, with all else that a recipe leaves to the plan.
@@ -27,7 +27,7 @@ Trials = Sequence[tuple[tuple[Host, ...], Decided | RecipeError]]  # hosts; the 
 
 
 def first(hosts: Sequence[Host], wanted: int) -> Chosen:
-    """The first so many, as a recipe says. Raises RecipeError where there are fewer."""
+    """Choose the first `wanted` hosts. Raises RecipeError where there are fewer."""
     if wanted > len(hosts):
         given = f"{len(hosts)} host{' was' if len(hosts) == 1 else 's were'} given"
         raise RecipeError(
@@ -37,7 +37,7 @@ def first(hosts: Sequence[Host], wanted: int) -> Chosen:
 
 
 def first_hosts(inputs: Inputs) -> tuple[Inputs, Chosen | None]:
-    """With the hosts that the recipe's number leaves; the others are not even asked.
+    """Return the inputs with the hosts that the recipe's number leaves; the others are not even asked.
 
     Raises RecipeError where they are too few, or where there is nothing to choose a number by.
     """
@@ -55,14 +55,14 @@ def first_hosts(inputs: Inputs) -> tuple[Inputs, Chosen | None]:
 
 
 def on_hosts(inputs: Inputs, hosts: tuple[Host, ...]) -> Inputs:
-    """The same recipe on these of its hosts."""
+    """Return the same recipe on these of its hosts."""
     recipe = inputs.recipe.choosing(hosts=len(hosts))
     return replace(inputs, recipe=recipe, inventory=replace(inputs.inventory, hosts=hosts))
 
 
 def numbers(recipe: Recipe, ranks: Sequence[int]) -> list[int]:
-    """Numbers of hosts to try: all of a few; of many, of those with which the batch works out, powers of two,
-    the most, and others between them. `ranks`: of each host."""
+    """Return the numbers of hosts to try: all of a few; of many, of those with which the batch works out,
+    powers of two, the most, and others between them. `ranks`: of each host."""
     whole = len(ranks)
     if whole <= MOST:
         return list(range(1, whole + 1))
@@ -82,7 +82,7 @@ def numbers(recipe: Recipe, ranks: Sequence[int]) -> list[int]:
 
 
 def _works_out(recipe: Recipe, ranks: int) -> bool:
-    """Whether so many ranks can share the recipe's batch."""
+    """Return whether so many ranks can share the recipe's batch."""
     batch = recipe.batch
     if isinstance(batch.split, list) and len(batch.split) != ranks:
         return False
@@ -96,7 +96,8 @@ def _works_out(recipe: Recipe, ranks: int) -> bool:
 
 def pick(trials: Trials, given: Sequence[Host]) -> Decided:
     """Return the job on the number of hosts with most samples/s; of those that are nearly as fast, on the
-    fewest. Where not all speeds are known, on the most hosts that work. `trials`: with ever more hosts.
+    fewest. Where not all speeds are known, on the most hosts that work. `trials`: of increasing numbers of
+    hosts.
 
     Raises the trials' RecipeError where the job works with no number of hosts.
     """
@@ -129,7 +130,7 @@ def pick(trials: Trials, given: Sequence[Host]) -> Decided:
 
 
 def _rows(hosts: int, trial: Decided | RecipeError, taken: Decided, why: str) -> list[Candidate]:
-    """Every way on the chosen number of hosts; the best way on another."""
+    """Return every way on the chosen number of hosts; the best way on another."""
     count = {FIELD: str(hosts)}
     if isinstance(trial, RecipeError):
         return [Candidate(changes=count, fits=False, memory=0, why=_lost(trial, taken))]
@@ -148,7 +149,7 @@ def _rows(hosts: int, trial: Decided | RecipeError, taken: Decided, why: str) ->
 
 
 def _lost(trial: Decided | RecipeError, taken: Decided) -> str:
-    """Why another number of hosts was not chosen."""
+    """Return why another number of hosts was not chosen."""
     if isinstance(trial, RecipeError):
         return f"cannot: {trial.what}"
     if not trial.works:

@@ -1,5 +1,5 @@
-"""What a plan's time rests on: hosts as they say they are or as a user describes them, what was learned from
-runs before, and how much is to be trained."""
+"""What a plan's time rests on: hosts by their own facts or as a user describes them, what was learned from
+earlier runs, and how much is to be trained."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CPU_PEAK = 1e11  # operations/s of a thread, nominal: a calibration says which s
 
 @dataclass(frozen=True)
 class UserFigures:
-    """What a user says beside the recipe. `host_memory`: bytes; `link`: between hosts, in place of theirs;
+    """What a user gives besides the recipe. `host_memory`: bytes; `link`: between hosts, in place of theirs;
     `tokens`: to be trained in all, in place of the recipe's steps and epochs."""
 
     samples: int | None = None
@@ -43,7 +43,7 @@ class UserFigures:
     tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise UsageError for what is no figure."""
+        """Raise UsageError for an invalid figure."""
         for name, least in (("samples", 1), ("price", 0), ("tokens", 1)):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= least):
@@ -56,9 +56,9 @@ class UserFigures:
 
 @dataclass(frozen=True)
 class MachineModel:
-    """What a job would run on, real or not. `machines`: of each host by its label, where they are not there;
-    None: the hosts' own, by what they say. `env`: the ranks' variables; `threads`: of each rank, where the
-    recipe says; `learning`: CPUs are known without a calibration as well."""
+    """What a job would run on, real or not. `machines`: of each host by its label, where they do not exist;
+    None: the hosts' own, by their facts. `env`: the ranks' variables; `threads`: of each rank, where the
+    recipe gives them; `learning`: CPUs are known without a calibration as well."""
 
     facts: Facts
     hosts: tuple[Host, ...]
@@ -71,13 +71,13 @@ class MachineModel:
     learning: bool = False
 
     def of(self, hosts: tuple[Host, ...]) -> MachineModel:
-        """The same, of some of its hosts."""
+        """Return the same for some of its hosts."""
         facts = {host.label: self.facts[host.label] for host in hosts}
         return replace(self, hosts=hosts, facts=facts)
 
     def on(self, slots: Sequence[int], device: str, precision: str) -> Machines | None:
-        """The machines that a step's time rests on, the slowest in this precision counting for all; None: not
-        known. CPUs are known where a calibration has their model."""
+        """Return the machines that a step's time rests on, the slowest in this precision counting for all;
+        None: not known. CPUs are known where a calibration has their model."""
         if self.machines is not None:
             parts = [self.machines[host.label] for host in self.hosts]
             slowest = min(parts, key=lambda each: speed(each.device, precision))
@@ -93,7 +93,7 @@ class MachineModel:
         return made.with_slots(slots)
 
     def _slowest_gpu(self, slots: Sequence[int], precision: str) -> Device | None:
-        """The GPU that sets the pace in this precision; None: there is none, or one is not known."""
+        """Return the GPU that sets the pace in this precision; None: there is none, or one is not known."""
         used = gpus_of(self.facts, self.hosts, slots, shared=self.one_machine)
         devices = []
         for gpu in chain.from_iterable(used.values()):
@@ -104,8 +104,8 @@ class MachineModel:
         return min(devices, key=lambda each: speed(each, precision), default=None)
 
     def _cpu(self, slots: Sequence[int], precision: str) -> Device | None:
-        """CPUs at a nominal peak for each thread, by their model: which share they reach is known of one
-        model at a time, and of none where hosts differ. None where nobody has learned that."""
+        """Return CPUs at a nominal peak for each thread, by their model: the share that they reach is known
+        for one model at a time, and for none where hosts differ. None where no run has shown it."""
         models = {self.facts[host.label].get("processor") for host in self.hosts}
         name = CPU if models == {None} else f"{CPU} {' + '.join(sorted(each or '?' for each in models))}"
         if not self.learning and key(name, precision) not in self.calibration.efficiency:
@@ -119,7 +119,7 @@ class MachineModel:
         return Device(name, {"fp32": peak, "bf16": peak, "fp16": peak}, source="nominal")
 
     def fewer(self, slots: Sequence[int], device: str, precision: str) -> UnlikeHosts | None:
-        """The hosts where they differ, the fastest first; None: all are alike."""
+        """Return the hosts where they differ, the fastest first; None: all are alike."""
         count = {host.label: number for host, number in zip(self.hosts, slots, strict=True)}
         alone = [self.of((host,)).on([count[host.label]], device, precision) for host in self.hosts]
         each = tuple(machines for machines in alone if machines is not None)
@@ -141,14 +141,14 @@ class UnlikeHosts:
     precision: str
 
     def fastest(self, hosts: int) -> Machines | None:
-        """The machines of so many; None: not known."""
+        """Return the machines of the fastest `hosts` hosts; None: not known."""
         some = self.model.hosts[:hosts]
         slots = [self.count[host.label] for host in some]
         return self.model.of(some).on(slots, self.device, self.precision)
 
     def peak(self, precision: str) -> float | None:
-        """Operations per second that makers state of a rank's device, the mean of all ranks; None: not of
-        all devices."""
+        """Return the operations per second that makers state of a rank's device, the mean of all ranks; None:
+        not known of all devices."""
         peaks = [machines.device.peak(precision) for machines in self.each]
         if len(peaks) < len(self.count) or None in peaks:
             return None
@@ -159,7 +159,7 @@ class UnlikeHosts:
 def machine_model(
     inputs: Inputs, facts: Facts, figures: UserFigures, calibration: Calibration
 ) -> MachineModel:
-    """Real hosts. Raises UsageError for a link that is not understood."""
+    """Return the model of real hosts. Raises UsageError for a link that is not understood."""
     return MachineModel(
         facts,
         inputs.inventory.hosts,
@@ -172,7 +172,8 @@ def machine_model(
 
 
 def slowest_link(facts: Sequence[Mapping[str, Any]], env: Mapping[str, str | None]) -> LinkSpec | None:
-    """Between hosts, by what they say; None where one does not, or there is one alone."""
+    """Return the slowest link between hosts, by their facts; None where one is missing, or there is one host
+    alone."""
     links = [link_of(about.get("network") or {}, env) for about in facts]
     stated = [link for link in links if link is not None]
     if len(facts) < 2 or len(stated) < len(links):
@@ -181,7 +182,7 @@ def slowest_link(facts: Sequence[Mapping[str, Any]], env: Mapping[str, str | Non
 
 
 def link_of(network: Mapping[str, Any], env: Mapping[str, str | None]) -> LinkSpec | None:
-    """InfiniBand where it is and may be used, else the network card; None: the host does not say."""
+    """Return InfiniBand where it exists and may be used, else the network card; None: not known."""
     fast = network.get("infiniband_megabits") if env.get("NCCL_IB_DISABLE", "0") == "0" else None
     if fast:
         return infiniband(fast / 1000)
@@ -191,8 +192,9 @@ def link_of(network: Mapping[str, Any], env: Mapping[str, str | None]) -> LinkSp
 def by_speed(
     hosts: Sequence[Host], facts: Facts, device: str, env: Mapping[str, str | None], precision: str = "auto"
 ) -> list[Host]:
-    """The fastest ranks first, in the precision that is wanted, of equals those with the faster link, then
-    more memory, then as given: hosts are taken so, since the slowest of them sets the pace."""
+    """Sort hosts by their ranks' speed, in the precision that is wanted, of equals those with the faster
+    link, then more memory, then as given: hosts are taken in this order, since the slowest of them sets the
+    pace."""
 
     def key(host: Host) -> tuple[float, float, float]:
         about = facts[host.label]
@@ -209,8 +211,8 @@ def by_speed(
 
 
 def _reaches(gpu: Mapping[str, Any], precision: str) -> float:
-    """Operations per second of its products, the most where precision is still open; 0: not known. A GPU that
-    is not there has its peaks with it."""
+    """Return the operations per second of a GPU's products, the most where precision is still open; 0: not
+    known. A GPU that does not exist has its peaks with it."""
     maker = driver_device(str(gpu.get("name") or "")) or Device("a GPU", {})
     device = replace(maker, peaks=gpu.get("peaks") or maker.peaks)
     wanted = device.peaks.keys() - {"fp8"} if precision == "auto" else (precision,)
@@ -220,7 +222,8 @@ def _reaches(gpu: Mapping[str, Any], precision: str) -> float:
 def hypothetical(
     parts: Sequence[Machines], source: str, host_memory: int | None
 ) -> tuple[Inventory, Facts, Mapping[str, Machines]]:
-    """Hosts that are not there: an inventory, what they would say of themselves, and each one's machine."""
+    """Return hosts that do not exist: an inventory, the facts that they would report, and each one's machine.
+    """
     hosts: list[Host] = []
     facts: dict[str, dict[str, Any]] = {}
     machines: dict[str, Machines] = {}
@@ -249,7 +252,8 @@ def hypothetical(
 
 
 def calibration_file() -> Path:
-    """Where what runs taught is kept (XDG Base Directory Specification, which ignores relative paths)."""
+    """Return the file with what runs taught (XDG Base Directory Specification, which ignores relative paths).
+    """
     base = os.environ.get("XDG_DATA_HOME") or ""
     folder = Path(base) if base.startswith("/") else Path("~/.local/share").expanduser()
     return folder / "muster" / "calibration.json"
@@ -260,9 +264,9 @@ _CALIBRATION = TypeAdapter(Calibration)
 
 
 def load_calibration() -> Calibration:
-    """What was learned before; nothing where there is no file. Of a version before, what was learned of
-    devices means something else now and is left out; links and hosts' memory stay. Raises UsageError for a
-    damaged one."""
+    """Return what was learned before; empty where there is no file. In a file of an earlier version, the
+    figures of devices mean something else and are left out; links and hosts' memory stay. Raises UsageError
+    for a damaged one."""
     file = calibration_file()
     try:
         document = from_json(file.read_text(encoding="utf-8"))
@@ -279,7 +283,7 @@ def load_calibration() -> Calibration:
 
 
 def save_calibration(learned: Calibration) -> Path:
-    """Remember it for the plans to come. -> the file. Raises UsageError where it cannot be written."""
+    """Store it for later plans. Return the file. Raises UsageError where it cannot be written."""
     file = calibration_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

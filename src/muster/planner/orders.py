@@ -1,4 +1,4 @@
-"""What every host is told: a job as plain data. A dry run prints it; the supervisor sends it."""
+"""The orders for every host: a job as plain data. A dry run prints it; the supervisor sends it."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def greeting(
     mark: str | None = None,
     env: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
-    """Per host, what its agent must know before it can say what it has. `mark`: the run's; None: its name is
-    no other's; `env`: of the ranks."""
+    """Return, per host, what its agent needs before it can report its facts. `mark`: the run's; None: its
+    name is unique; `env`: of the ranks."""
     launch = recipe.launch
     workdir = (launch.workdir or "~/.cache/muster").rstrip("/")
     trackers = [name for each in recipe.measure.report_to for name in TRACKERS[each]]
@@ -78,8 +78,8 @@ def greeting(
 
 
 def orders(inputs: Inputs, decided: Decided, facts: Facts) -> dict[str, dict[str, Any]]:
-    """Per host, the start order of a job: the ranks' command, its environment, and what they read. `facts`:
-    of each host, its interpreter and a free port. Raises UsageError."""
+    """Return, per host, the start order of a job: the ranks' command, its environment, and what they read.
+    `facts`: of each host, its interpreter and a free port. Raises UsageError."""
     job, recipe = decided.job, decided.recipe
     if recipe.foreign:
         return command_orders(inputs, decided, facts)
@@ -96,7 +96,7 @@ def orders(inputs: Inputs, decided: Decided, facts: Facts) -> dict[str, dict[str
 
 
 def command_orders(inputs: Inputs, decided: Decided, facts: Facts) -> dict[str, dict[str, Any]]:
-    """Per host, the start order of a program that is not Muster's own. Raises UsageError."""
+    """Return, per host, the start order of a program that is not Muster's own. Raises UsageError."""
     recipe, places = decided.recipe, decided.job.placements
     content = {"job": {"id": decided.job.id}, ENGINE_CONFIG: None}
     programs = {}
@@ -115,7 +115,8 @@ def command_orders(inputs: Inputs, decided: Decided, facts: Facts) -> dict[str, 
 
 
 def _before_start(recipe: Recipe, env: Mapping[str, str], base: str | None = None) -> dict[str, Any]:
-    """What must be there; not a module, where ranks look for it in other places than their agent."""
+    """Return what must exist on a host; not a module, where ranks look for it in other places than their
+    agent."""
     needs = recipe.before_start(base)
     return {**needs, "module": None} if needs.get("module") and _PLACES & env.keys() else needs
 
@@ -132,9 +133,9 @@ def start_orders(
     *,
     apart: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Per host, the start order of any ranks. `one`: what a host's ranks read, and the command of each, where
-    they meet at this address and port; `seconds`: between two samples of its hardware; `apart`: a rank that
-    fails does not end the others. Raises UsageError."""
+    """Return, per host, the start order of any ranks. `one`: returns what a host's ranks read, and the
+    command of each, where they meet at this address and port; `seconds`: between two samples of its hardware;
+    `apart`: a rank that fails does not end the others. Raises UsageError."""
     places = decided.job.placements
     about = facts[places[0].host]
     address, port = inputs.recipe.launch.address or rendezvous_address(inputs, about), int(about["port"])
@@ -164,7 +165,7 @@ def start_orders(
 
 
 def with_code(by_host: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Start orders as they are sent: with the code, which a dry run does not show."""
+    """Return start orders as they are sent: with the code, which a dry run does not show."""
     return {
         host: {
             **order,
@@ -181,7 +182,7 @@ _INSIDE = {"sitecustomize.py": _ROOT / "agent" / "inside.py"}
 
 @cache
 def code() -> str:
-    """The part of Muster that ranks import, as a base64 zip: every host runs this very version."""
+    """Return the part of Muster that ranks import, as a base64 zip: every host runs this very version."""
     paths = [path for part in _SHIPPED for path in sorted((_ROOT / part).rglob("*"))]
     files = [
         each for each in paths if each.suffix in (".py", ".json", ".gz") and "__pycache__" not in each.parts
@@ -208,7 +209,8 @@ def _zipped(files: Mapping[str, Path]) -> str:
 
 
 def rendezvous_address(inputs: Inputs, about: Mapping[str, Any]) -> str:
-    """Where ranks meet: this machine, or the first host's address as it was reached. `about`: its facts."""
+    """Return where ranks meet: this machine, or the first host's address as it was reached. `about`: its
+    facts."""
     if inputs.launcher.ONE_MACHINE:
         return "127.0.0.1"
     first = inputs.inventory.hosts[0].label

@@ -1,4 +1,4 @@
-"""What a job runs on, from what hosts say of themselves: CPUs or GPUs, and the ranks of each host. Pure."""
+"""Place a job on hosts by their facts: CPUs or GPUs, and the ranks of each host. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from muster.core.recipe import Recipe
 
 
 def ranks_of(host: Host, about: Mapping[str, Any], device: str) -> int:
-    """Ranks that a host takes: its slots, else one per GPU, else one. `device`: cpu, cuda or auto."""
+    """Return the ranks that a host takes: its slots, else one per GPU, else one. `device`: cpu, cuda or auto.
+    """
     gpus = 0 if device == "cpu" else len(about.get("gpus") or [])
     return host.slots or gpus or 1
 
 
 def gpu_numbers(slots: Sequence[int], *, shared: bool) -> list[range]:
-    """The numbers of the GPUs that each host's ranks use: its first ones. `shared`: pretend hosts that are
-    all one machine, whose GPUs they take one host after the other."""
+    """Return the numbers of the GPUs that each host's ranks use: its first ones. `shared`: pretend hosts that
+    are all one machine, whose GPUs they take one host after the other."""
     first = accumulate(slots, initial=0) if shared else [0] * len(slots)
     return [range(start, start + count) for start, count in zip(first, slots, strict=False)]
 
@@ -28,7 +29,7 @@ def gpu_numbers(slots: Sequence[int], *, shared: bool) -> list[range]:
 def gpus_of(
     facts: Mapping[str, Mapping[str, Any]], hosts: Sequence[Host], slots: Sequence[int], *, shared: bool
 ) -> dict[str, list[Mapping[str, Any]]]:
-    """By host, the GPUs that the job's ranks use, as it tells of them."""
+    """Return, by host, the GPUs that the job's ranks use, as in its facts."""
     used = zip(hosts, gpu_numbers(slots, shared=shared), strict=True)
     return {
         host.label: list(facts[host.label].get("gpus") or [])[numbers.start : numbers.stop]
@@ -43,7 +44,7 @@ def device_and_slots(
     one_machine: bool,
     decisions: list[Decision],
 ) -> tuple[str, list[int]]:
-    """cpu or cuda for all, and each host's ranks. `one_machine`: pretend hosts that share its GPUs.
+    """Return cpu or cuda for all, and each host's ranks. `one_machine`: pretend hosts that share its GPUs.
 
     Raises InventoryError where a host has too few GPUs.
     """

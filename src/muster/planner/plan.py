@@ -1,4 +1,4 @@
-"""Plan: what a job will need and take, and what to choose, before anything starts or is rented."""
+"""Plan what a job will need and take, and what to choose, before anything starts or is rented."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def plan_on(
     say: Say | None = None,
     noted: Sequence[Decision] = (),
 ) -> Decided:
-    """A recipe on machines that are not there. `say`: what is done that takes seconds; `noted`: decisions of
-    before. Raises UsageError for what is not understood."""
+    """Plan a recipe on machines that do not exist. `say`: gets what takes seconds; `noted`: earlier
+    decisions. Raises UsageError for what is not understood."""
     check_plannable(recipe, figures)
     inventory, facts, machines = hypothetical(parse_parts(on), f"--on {on}", figures.host_memory)
     inputs, chosen = first_hosts(check(recipe, inventory))
@@ -87,7 +87,7 @@ def plan_hosts(
     traced: bool = True,
     say: Say | None = None,
 ) -> Decided:
-    """A recipe on hosts, which are asked what they are. `say`: as in plan_on. Raises UsageError."""
+    """Plan a recipe on hosts, which are asked for their facts. `say`: as in plan_on. Raises UsageError."""
     check_plannable(inputs.recipe, figures)
     if not traced:
         check_closed_form(inputs.recipe)
@@ -102,7 +102,7 @@ def plan_hosts(
 
 
 def check_plannable(recipe: Recipe, figures: UserFigures) -> None:
-    """Raise UsageError where nothing is trained, nobody knows the model, or tokens are told of images."""
+    """Raise UsageError where nothing is trained, the model is not known, or tokens are given for images."""
     if not recipe.trains:
         raise RecipeError(
             f"{recipe.workload} trains nothing, so there is nothing to plan",
@@ -126,10 +126,9 @@ def check_plannable(recipe: Recipe, figures: UserFigures) -> None:
 
 
 def hosts_first(inputs: Inputs, asking: Callable[[Inputs], Facts]) -> tuple[Inputs, Chosen | None]:
-    """What `train` does before all else: the hosts that it will use. None: all that were given.
+    """Choose the hosts that `train` will use, before all else. None: all that were given.
 
-    `asking`: what every host says of itself, where the plan chooses them. Raises UsageError as `plan_first`
-    does.
+    `asking`: returns every host's facts, where the plan chooses them. Raises UsageError as `plan_first` does.
     """
     inputs, chosen = first_hosts(inputs)
     if inputs.recipe.launch.hosts != AUTO:
@@ -143,10 +142,10 @@ def hosts_first(inputs: Inputs, asking: Callable[[Inputs], Facts]) -> tuple[Inpu
 
 
 def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> Decided:
-    """What `train` does before it starts: everything decided, with the plan where something is trained.
+    """Decide everything before `train` starts, with the plan where something is trained.
 
-    `chosen`: the hosts, of more that were given.
-    Raises UsageError where nothing can work, or the job cannot fit.
+    `chosen`: the hosts, of more that were given. Raises UsageError where nothing can work, or the job cannot
+    fit.
     """
     if not inputs.recipe.trains:
         return _with_hosts(decide(inputs, facts), chosen)
@@ -160,7 +159,8 @@ def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> De
 
 
 def survey_of(inputs: Inputs) -> Survey:
-    """The data as ranks will read them; a note where this machine lacks the reader. Raises DataError."""
+    """Survey the data as ranks will read them, with a note where this machine lacks the reader. Raises
+    DataError."""
     config, checked = whole_config(inputs.recipe), inputs.checked
     try:
         return inputs.recipe.survey(config, checked) if checked else inputs.recipe.survey(config)
@@ -169,8 +169,8 @@ def survey_of(inputs: Inputs) -> Survey:
 
 
 def settle(inputs: Inputs, model: MachineModel, tracer: Tracer | None) -> Decided:
-    """Everything that was open, the number of hosts among it. Raises RecipeError and InventoryError where
-    nothing can work."""
+    """Decide everything that was open, including the number of hosts. Raises RecipeError and InventoryError
+    where nothing can work."""
     tracer = once(tracer) if tracer else None
     given = inputs.inventory.hosts
     if inputs.recipe.launch.hosts != AUTO:
@@ -198,9 +198,9 @@ def settle(inputs: Inputs, model: MachineModel, tracer: Tracer | None) -> Decide
 
 
 def _beside(machines: Machines | None, whole: Machines | None) -> tuple[Machines | None, int]:
-    """The chosen machines as a part of all, and how many hosts there are like them: none but themselves where
-    the others are slower, or not all have as many slots. A single host has the link to the others that it
-    leaves idle."""
+    """Return the chosen machines as a part of all, and how many hosts there are like them: none but
+    themselves where the others are slower, or not all have as many slots. A single host has the link to the
+    others that it leaves idle."""
     if machines is None:
         return None, 1
     alike = whole is not None and replace(whole, hosts=machines.hosts, link=machines.link) == machines
@@ -210,7 +210,7 @@ def _beside(machines: Machines | None, whole: Machines | None) -> tuple[Machines
 
 
 def _calibration(notes: list[str]) -> Calibration:
-    """What was learned; a damaged file is noted, and no reason not to train."""
+    """Return what was learned; a damaged file is noted, and does not stop a training."""
     try:
         return load_calibration()
     except UsageError as error:
@@ -227,8 +227,8 @@ def _attempt(
     words: str | None = None,
     notes: Sequence[str] = (),
 ) -> Decided:
-    """Everything decided, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
-    before; `words`: what to call the machines; `notes`: the last ones of the plan."""
+    """Decide everything, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
+    before; `words`: a name for the machines; `notes`: the last ones of the plan."""
     survey = survey_of(inputs)
     failures: list[str] = []
     tracer = once(tracer, failures) if tracer else None
@@ -271,7 +271,8 @@ def _attempt(
 
 
 def _with_hosts(decided: Decided, chosen: Chosen | None) -> Decided:
-    """With the choice of hosts as its first decision, and the numbers of hosts that were compared."""
+    """Return it with the choice of hosts as its first decision, and the numbers of hosts that were compared.
+    """
     if chosen is None:
         return decided
     compared = chosen.candidates or decided.candidates
@@ -280,9 +281,9 @@ def _with_hosts(decided: Decided, chosen: Chosen | None) -> Decided:
 
 
 def _worth_tracing(decided: Decided) -> bool:
-    """Whether a trace is worth its seconds, by closed forms: where a time can be told, a rank needs so
-    much of its room that a closed form is not enough, or there is none for a model that is not small; not
-    where a rank surely needs so much that no trace could find it to fit."""
+    """Return whether a trace is worth its seconds, by closed forms: where a time can be predicted, a rank
+    needs so much of its room that a closed form is not enough, or there is none for a model that is not
+    small; not where a rank surely needs so much that no trace could find it to fit."""
     room, setting, short = decided.room, decided.setting, decided.way.lacks
     if decided.refused and short is not None:
         # A model without a closed form is told what would fit by traces alone.
@@ -304,8 +305,8 @@ def _worth_tracing(decided: Decided) -> bool:
 
 
 def ask(inputs: Inputs, shell: Shell, *, into: Path | None = None) -> Facts:
-    """What hosts say of themselves. `into`: the folder that a run would have there, which need not exist.
-    Raises InventoryError where one cannot be reached."""
+    """Ask hosts for their facts. `into`: the folder that a run would have there, which need not exist. Raises
+    InventoryError where one cannot be reached."""
     places = place([(host, host.slots or 1) for host in inputs.inventory.hosts])
     name = f"plan-{secrets.token_hex(4)}"
     with tempfile.TemporaryDirectory(prefix="muster-") as folder:
@@ -328,7 +329,7 @@ def _plan(
     tracer: Tracer | None,
     predicted: Mapping[str, Any],
 ) -> Plan:
-    """The plan of what was decided. `samples`: of an epoch; `predicted`: its other fields."""
+    """Return the plan of what was decided. `samples`: of an epoch; `predicted`: its other fields."""
     recipe, setting, chosen, job = decided.recipe, decided.setting, decided.chosen, decided.job
     memory, roomier = predicted.get("memory"), list[str]()
     if setting and memory and memory.nearly_full and not memory.lacking and memory.basis != UNCOUNTED:
@@ -405,7 +406,7 @@ def _notes(decided: Decided, memory: MemoryPlan | None) -> list[str]:
 
 
 def promised(document: Mapping[str, Any]) -> Promise | None:
-    """What a run's plan.json said, for its result; None: nothing of memory and time."""
+    """Return the predictions of a run's plan.json, for its result; None: it has none of memory and time."""
     try:
         plan = Plan.model_validate(document)
     except ValueError:
@@ -422,7 +423,8 @@ def promised(document: Mapping[str, Any]) -> Promise | None:
 
 
 def write_plan(decided: Decided, file: Path) -> list[Path]:
-    """The decided recipe, which `muster train` takes as it is. -> what was written. Raises UsageError."""
+    """Write the decided recipe, which `muster train` takes as it is. Return what was written. Raises
+    UsageError."""
     recipe, job = decided.recipe, decided.job
     data = recipe.as_dict()
     data["precision"] = job.precision

@@ -1,4 +1,4 @@
-"""What a setting's steps are made of, and how long one takes on some machines. Pure."""
+"""Predict what a setting's steps consist of, and how long one takes on some machines. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def predict(setting: Setting, machines: Machines | None, calibration: Calibratio
 
 
 def case_of(setting: Setting, machines: Machines) -> StepCase | None:
-    """The job as the step's time sees it; None where a micro-batch's operations are not known, or answers are
-    drawn, of whose time there is no model."""
+    """Return the job in the form that predicts a step's time; None where a micro-batch's operations are not
+    known, or answers are generated, for whose time there is no model."""
     work = _work(setting)
     if work is None or setting.drawing is not None:
         return None
@@ -37,8 +37,8 @@ def case_of(setting: Setting, machines: Machines) -> StepCase | None:
 
 
 def _work(setting: Setting) -> StepWork | None:
-    """Of all models of a step. By the trace; else by the family's formula, without
-    what moves through memory."""
+    """Return the work of all models of a step. By the trace; else by the family's formula, without what moves
+    through memory."""
     trace, asked = setting.trace, (setting.checkpointing, setting.compiled)
     if trace is not None and asked == (trace.checkpointing, trace.compiled):
         passes, again = trace.at(setting.micro), setting.checkpointing
@@ -53,9 +53,9 @@ def _work(setting: Setting) -> StepWork | None:
 
 
 def _in_fp8(setting: Setting, work: StepWork) -> StepWork:
-    """With the products that are in fp8 and what casting their matrices takes: three products of a layer and
-    six casts, a product and two casts more where it is computed again. Where nobody knows what else moves
-    through memory, nothing is said of the casts."""
+    """Return the work with the products that are in fp8 and the casts of their matrices: three products of a
+    layer and six casts, a product and two casts more where it is computed again. Where it is not known what
+    else moves through memory, the casts are not counted."""
     layers = setting.in_fp8
     if not layers:
         return work
@@ -80,8 +80,8 @@ def shape_of_batch(setting: Setting) -> Shape:
 
 
 def with_others(setting: Setting, work: StepWork) -> StepWork:
-    """With the passes of a step's further models: forward alone, or both where they are trained. What they
-    move, and their operations, are taken to be in proportion."""
+    """Return the work with the passes of a step's further models: forward alone, or both where they are
+    trained. What they move, and their operations, are taken to be in proportion."""
     more = 0.0
     for each in setting.others:
         config = setting.config if each.config is None else each.config

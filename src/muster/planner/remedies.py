@@ -1,4 +1,5 @@
-"""What would make a job fit that does not: the smallest changes, each tried by the same arithmetic. Pure."""
+"""Find what would make a job fit that does not: the smallest changes, each tried by the same arithmetic.
+Pure."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ Neighbour = tuple[str, Setting]
 
 @dataclass(frozen=True)
 class OpenChoices:
-    """What a recipe says of what may be changed. `accumulation`, `global_`: of its batch, None: open;
-    `samples`: about so many of a global batch, where tokens were asked for; `fixed`: what no override
-    changes: micro, accumulation, engine, ranks; `trace`: of the model as it would be, None: not traced."""
+    """What a recipe leaves open to changes. `accumulation`, `global_`: of its batch, None: open; `samples`:
+    about the samples of a global batch, where tokens were asked for; `fixed`: what no override changes:
+    micro, accumulation, engine, ranks; `trace`: returns the trace of a changed setting, None: not traced."""
 
     accumulation: int | None = None
     global_: int | None = None
@@ -50,7 +51,8 @@ ANY_CHANGE = OpenChoices()
 
 
 def refusal(setting: Setting, room: MemoryLimit, model: str, ways: Sequence[str]) -> UsageError:
-    """The error for a job that does not fit: what it needs, what there is, and what would fit (`ways`)."""
+    """Return the error for a job that does not fit: what it needs, what there is, and what would fit
+    (`ways`)."""
     short, needed = lacking(setting, room), need(setting)
     assert short is not None and needed is not None
     parts = needed.device if short.place == "device" else needed.host
@@ -71,7 +73,7 @@ def refusal(setting: Setting, room: MemoryLimit, model: str, ways: Sequence[str]
 
 
 def engine_words(setting: Setting) -> str:
-    """The engine and what belongs to it, for people."""
+    """Return the engine and its options, in words."""
     words = setting.engine.words(setting.spread.stage)
     if setting.spread.sync_each_batch and setting.spread.micro_steps > 1:
         words += " and sync_each_batch"
@@ -83,8 +85,8 @@ def engine_words(setting: Setting) -> str:
 
 
 def remedies(setting: Setting, room: MemoryLimit, model: str, choices: OpenChoices = ANY_CHANGE) -> list[str]:
-    """What would fit: the fewest overrides on these hosts, and where those offload, the fewest that do not;
-    then on more ranks, then another size; where not even one sample fits so, shorter ones. Where these GPUs
+    """Return what would fit: the fewest overrides on these hosts, and where those offload, the fewest that do
+    not; then more ranks, then another size; where not even one sample fits so, shorter ones. Where these GPUs
     hold nothing of it, larger ones as well."""
     fitting = (each for each in changes(setting, choices) if choices.fits(each[1], room))
     here = next(fitting, None)
@@ -107,7 +109,7 @@ def remedies(setting: Setting, room: MemoryLimit, model: str, choices: OpenChoic
 def _enlarged(
     way: dict[str, str], fitting: Setting, before: Setting, room: MemoryLimit, choices: OpenChoices
 ) -> dict[str, str]:
-    """Where the batch has to shrink: not to the smallest, but to the largest that fits."""
+    """Where the batch has to shrink, return the largest that fits in place of the smallest."""
     if "batch.micro" not in way:
         powers = (1 << bit for bit in reversed(range((before.spread.micro_steps - 1).bit_length())))
         steps = (each for each in powers if choices.fits(fitting.spreading(micro_steps=each), room))
@@ -118,7 +120,7 @@ def _enlarged(
 
 
 def changes(setting: Setting, choices: OpenChoices = ANY_CHANGE) -> Iterator[Change]:
-    """Every other way to train the same model on the same ranks, those with fewest and mildest changes
+    """Yield every other way to train the same model on the same ranks, those with fewest and mildest changes
     first: the smallest micro-batch, checkpointing, what `_spreads` has; of as many, those that make smaller
     steps of fewer micro-batches last."""
     smallest = itertools.islice(_batches(setting, list(reversed(_below(setting, choices))), choices), 1)
@@ -138,8 +140,8 @@ def changes(setting: Setting, choices: OpenChoices = ANY_CHANGE) -> Iterator[Cha
 
 
 def _below(setting: Setting, choices: OpenChoices) -> list[int]:
-    """Smaller micro-batches, largest first: those that divide a rank's share of a given global batch, else
-    powers of two."""
+    """Return smaller micro-batches, largest first: those that divide a rank's share of a given global batch,
+    else powers of two."""
     if "micro" in choices.fixed:
         return []
     if choices.global_ is None:
@@ -150,8 +152,8 @@ def _below(setting: Setting, choices: OpenChoices) -> list[int]:
 
 
 def _batches(setting: Setting, micros: list[int], choices: OpenChoices) -> Iterator[Change]:
-    """The setting at each of these micro-batches that makes the batch which the recipe says, and what has to
-    be said for it."""
+    """Yield the setting at each of these micro-batches that makes the recipe's batch, and the overrides for
+    it."""
     for micro in micros:
         unit = micro * setting.spread.ranks
         accumulation, whole = setting.spread.micro_steps, choices.global_
@@ -172,14 +174,14 @@ def _batches(setting: Setting, micros: list[int], choices: OpenChoices) -> Itera
 
 
 def _largest(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> Change | None:
-    """At the largest smaller micro-batch that fits."""
+    """Return the change to the largest smaller micro-batch that fits."""
     batches = _batches(setting, _below(setting, choices), choices)
     return next((each for each in batches if choices.fits(each[1], room)), None)
 
 
 def _spreads(setting: Setting) -> Iterator[dict[str, str]]:
-    """Nothing; then other ways of the engine, and other engines: where it can cut weights, those that do so
-    as well. What offloads comes last."""
+    """Yield no change; then other ways of the engine, and other engines: where it can shard weights, those
+    that do so as well. What offloads comes last."""
     engine = setting.engine
     ways = [{}, *engine.lighter(setting.spread.stage, setting.spread.offload)]
     if engine.defers_reduction and setting.spread.ranks > 1 and setting.spread.sums_whole:
@@ -195,8 +197,8 @@ def _spreads(setting: Setting) -> Iterator[dict[str, str]]:
 
 
 def _cutting(setting: Setting, other: EngineSpec) -> Iterator[dict[str, str]]:
-    """Another engine that cuts weights, offloading at least as much. One that cuts module by module is not
-    for two models that are trained as one."""
+    """Yield another engine that shards weights, offloading at least as much. One that shards module by module
+    is not for two models that are trained as one."""
     if other.cutting is None or (other.shards_weights(0) and any(each.trained for each in setting.others)):
         return
     for offload in other.offloads:
@@ -233,14 +235,14 @@ def apply(setting: Setting, way: dict[str, str]) -> Setting:
 
 
 def with_buckets(setting: Setting) -> Setting:
-    """With the sizes that Muster's configuration for the engine asks for."""
+    """Return the setting with the sizes of Muster's configuration for the engine."""
     sizes = setting.engine.sizes(setting.spread.stage, hidden_size(setting.config))
     return setting.spreading(**sizes)
 
 
 def hidden_size(config: Mapping[str, Any]) -> int:
-    """Values per token between layers, as each family calls it, the most where layers differ; 0 where it is
-    not known."""
+    """Return the values per token between layers, by each family's name for them, the most where layers
+    differ; 0 where they are not known."""
     for name in ("hidden_size", "d_model", "n_embd", "hidden_sizes", "text_config"):
         width = config.get(name)
         if isinstance(width, Mapping):
@@ -251,8 +253,8 @@ def hidden_size(config: Mapping[str, Any]) -> int:
 
 
 def _more_ranks(setting: Setting, room: MemoryLimit, choices: OpenChoices, *, shards: bool) -> str | None:
-    """The fewest ranks, by doubling, on which the engine as it is fits, or one that shards weights where
-    asked to try it."""
+    """Return the fewest ranks, by doubling, on which the engine as it is fits, or one that shards weights
+    where asked to try it."""
     ways: list[dict[str, str]] = [{}]
     if shards and not setting.engine.shards_weights(setting.spread.stage):
         others = (way for way in _spreads(setting) if "engine.offload" not in way)
@@ -269,7 +271,7 @@ def _more_ranks(setting: Setting, room: MemoryLimit, choices: OpenChoices, *, sh
 
 
 def _half_kept(setting: Setting) -> Iterator[Neighbour]:
-    """Frozen weights in bf16 alone, beside adapters."""
+    """Yield the setting with frozen weights in bf16 alone, next to adapters."""
     adapted = setting.trainable < setting.parameters and setting.quantized is None
     able = setting.engine.keeps_half and setting.precision == "bf16" and not setting.spread.keeps_half
     if adapted and able and not setting.others and not setting.drawing:
@@ -277,7 +279,7 @@ def _half_kept(setting: Setting) -> Iterator[Neighbour]:
 
 
 def _smaller(setting: Setting, model: str) -> Iterator[Neighbour]:
-    """Smaller sizes of the same family, the largest first."""
+    """Yield smaller sizes of the same family, the largest first."""
     owner, _, _ = model.rpartition("/")
     family = families.family_of(setting.config)
     if family is None or model not in family.SIZES:
@@ -299,7 +301,7 @@ def _smaller(setting: Setting, model: str) -> Iterator[Neighbour]:
 
 
 def _larger(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> list[str]:
-    """The smallest GPUs that are known on which it fits as it is, where the device is what it lacks."""
+    """Return the smallest known GPUs on which it fits as it is, where it lacks device memory."""
     if setting.spread.device != "cuda" or room.device is None:
         return []
     for memory, name in sorted((each.memory or 0, each.name) for each in map(find_device, names())):
@@ -309,7 +311,8 @@ def _larger(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> list[s
 
 
 def _shorter(setting: Setting, room: MemoryLimit, choices: OpenChoices) -> list[str]:
-    """The longest sequences of which one fits as everything else is: a language model's, in closed form."""
+    """Return the longest sequences of which one fits as everything else is: a language model's, in closed
+    form."""
     if setting.lengths.target or "vocab_size" not in setting.config:
         return []
     micros = [*reversed(_below(setting, choices)), setting.micro]

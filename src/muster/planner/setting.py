@@ -1,4 +1,4 @@
-"""From a recipe and what hosts told to what decides the memory of a rank, and what a rank may use. Pure."""
+"""From a recipe and the hosts' facts to what decides the memory of a rank, and what a rank may use. Pure."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LONG = 16384  # tokens: longer sequences than most people train on
 def room_of(
     facts: Facts, hosts: Sequence[Host], slots: Sequence[int], device: str, *, shared: bool
 ) -> MemoryLimit:
-    """What a rank may use at the smallest device that the job uses and the smallest host. `shared`: pretend
-    hosts that are all one machine."""
+    """Return what a rank may use at the smallest device that the job uses and the smallest host. `shared`:
+    pretend hosts that are all one machine."""
     devices: list[tuple[int, str, tuple[int, ...]]] = []
     shares: list[tuple[int, str]] = []
     for host, count in zip(hosts, slots, strict=True):
@@ -56,7 +56,7 @@ def setting_of(
     slots: Sequence[int],
     trace: Trace | None = None,
 ) -> Setting | None:
-    """What decides the memory of a rank, at micro-batch 1; None where model or lengths are not known.
+    """Return what decides the memory of a rank, at micro-batch 1; None where model or lengths are not known.
     `trace`: of this recipe's model, where there is one."""
     lengths = recipe.lengths(config)
     if config is None or lengths is None:
@@ -102,7 +102,8 @@ def setting_of(
 
 
 def assumed_shapes(recipe: Recipe) -> list[str]:
-    """Which further models are taken to be as large as the trained one, for want of a configuration."""
+    """Return notes on further models that are assumed to be as large as the trained one, without a
+    configuration."""
     unknown = [each for each in recipe.held_models() if each.source and config_of(each.source) is None]
     return [
         f"the {each.role} is taken to be as large as the model: {each.source} has no configuration here"
@@ -111,7 +112,8 @@ def assumed_shapes(recipe: Recipe) -> list[str]:
 
 
 def assumed_length(recipe: Recipe, config: Mapping[str, Any] | None) -> list[str]:
-    """That sequences are as long as the model allows, where the recipe leaves it open and that is much."""
+    """Return a note that sequences are assumed to be as long as the model allows, where the recipe leaves it
+    open and that is much."""
     tokens = sequence_of(recipe, config)
     if tokens is None or tokens < LONG or getattr(recipe.data, "sequence", None):
         return []
@@ -119,13 +121,13 @@ def assumed_length(recipe: Recipe, config: Mapping[str, Any] | None) -> list[str
 
 
 def sequence_of(recipe: Recipe, config: Mapping[str, Any] | None) -> int | None:
-    """Tokens of a packed sequence; None for other data."""
+    """Return the tokens of a packed sequence; None for other data."""
     lengths = recipe.lengths(config) if recipe.packed else None
     return lengths.tokens if lengths else None
 
 
 def why_unknown(recipe: Recipe) -> str:
-    """Why there is no setting of a recipe."""
+    """Return why there is no setting of a recipe."""
     config = whole_config(recipe)
     if config is None:
         return "the model's configuration is unknown"
@@ -138,7 +140,8 @@ def why_unknown(recipe: Recipe) -> str:
 
 
 def _counted(recipe: Recipe, config: Mapping[str, Any], trace: Trace | None) -> tuple[int, int] | None:
-    """Parameters, and how many of them are trained: as traced, else in closed form; None: neither."""
+    """Return the parameters, and how many of them are trained: as traced, else in closed form; None: neither.
+    """
     if trace is not None:
         own = [each.numel for each in trace.parameters if each.trained]
         return sum(each.numel for each in trace.parameters), sum(own)
@@ -162,8 +165,9 @@ _ROLES = {
 
 
 def _adapters(recipe: Recipe, config: Mapping[str, Any]) -> int:
-    """Parameters of LoRA's adapters: rank x (in + out) of each target. PEFT's own targets are queries and
-    values (peft/utils/constants.py); by names that are not known here, all matrices of layers are counted."""
+    """Return the parameters of LoRA's adapters: rank x (in + out) of each target. PEFT's own targets are
+    queries and values (peft/utils/constants.py); of names that are not known here, all matrices of layers are
+    counted."""
     assert recipe.lora is not None
     given, fused = recipe.lora.targets, config.get("model_type") == "gpt2"
     names = {"c_attn"} if fused else {"query", "value"}

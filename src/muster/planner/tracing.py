@@ -1,4 +1,4 @@
-"""Trace: what the recipe's real model keeps and computes, found in a process of its own and remembered."""
+"""Trace what the recipe's real model keeps and computes, in a separate process, and cache it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def request_of(
     ranks: int,
     samples: tuple[int, int] = (2, 4),
 ) -> TraceRequest | None:
-    """What to trace for a recipe; None where nothing is trained, or model or lengths are not known here.
+    """Return what to trace for a recipe; None where nothing is trained, or model or lengths are not known
+    here.
 
     `config`: the whole one (inputs/model.py: whole_config); `precision`, `device`, `ranks`: as decided.
     """
@@ -81,10 +82,10 @@ def trace(
     cache: Path | None = None,
     starting: Callable[[], None] | None = None,
 ) -> Trace | None:
-    """The trace of a request; None where torch and Transformers are not installed here.
+    """Return the trace of a request; None where torch and Transformers are not installed here.
 
-    `cache`: a folder; None: the user's; `starting`: called where it is not remembered, and takes seconds.
-    Raises RecipeError for what makes no model, JobError for a model that cannot be traced.
+    `cache`: a folder; None: the user's; `starting`: called where it is not cached, and takes seconds. Raises
+    RecipeError for what makes no model, JobError for a model that cannot be traced.
     """
     if any(importlib.util.find_spec(name) is None for name in NEEDED):
         return None
@@ -100,13 +101,13 @@ def trace(
 
 
 def cache_folder() -> Path:
-    """Where traces are kept, for all runs (XDG Base Directory Specification)."""
+    """Return the folder of traces, for all runs (XDG Base Directory Specification)."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "muster" / "traces"
 
 
 def _remembered(file: Path) -> Trace | None:
-    """A trace that was made before; None where there is none, or what lies there is none."""
+    """Return a cached trace; None where there is none, or the file is not one."""
     try:
         return from_json(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -129,14 +130,16 @@ def _traced(request: TraceRequest, shell: Shell) -> Trace:
 
 
 def _key(request: TraceRequest) -> str:
-    """A name for all that decides a trace: the request, the libraries and the code that builds models."""
+    """Return a digest of all that decides a trace: the request, the libraries and the code that builds
+    models."""
     asked = json.dumps(asdict(request), sort_keys=True, default=str)
     return hashlib.sha256(f"{_makers(request.workload)}{asked}".encode()).hexdigest()[:40]
 
 
 @cache
 def _makers(workload: str) -> str:
-    """A digest of the libraries and the code: read once, since a plan asks for many ways' traces."""
+    """Return a digest of the libraries and the code: computed once, since a plan asks for many ways' traces.
+    """
     versions = [versions_of(DECIDING), list(sys.version_info[:2])]
     digest = hashlib.sha256(json.dumps(versions, sort_keys=True).encode())
     root = Path(muster.__file__).parent
@@ -150,8 +153,8 @@ def _makers(workload: str) -> str:
 def tracer(
     recipe: Recipe, precision: str, device: str, ranks: int, *, say: Callable[[str], None] | None = None
 ) -> Trace | None:
-    """The recipe's real model, traced here or remembered; None where torch is not installed. `say`: what
-    takes seconds. Raises JobError for a model that cannot be traced."""
+    """Return the recipe's real model, traced here or cached; None where torch is not installed. `say`: gets
+    what takes seconds. Raises JobError for a model that cannot be traced."""
     request = request_of(recipe, whole_config(recipe), precision=precision, device=device, ranks=ranks)
 
     def starting() -> None:
@@ -166,8 +169,9 @@ def tracer(
 
 
 def once(tracer: Tracer, failures: list[str] | None = None) -> Tracer:
-    """Each trace is asked for once: numbers of hosts and stages of ZeRO need the same ones. None where a
-    model cannot be traced, since closed forms will do; `failures`: gets why."""
+    """Return a tracer that asks for each trace once: numbers of hosts and stages of ZeRO need the same ones.
+    It returns None where a model cannot be traced, since closed forms are used then; `failures`: gets the
+    reason."""
     traces: dict[tuple[bool | str, ...], Trace | None] = {}
 
     def remembered(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace | None:

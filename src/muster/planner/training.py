@@ -1,4 +1,4 @@
-"""What the training will be: its steps, optimizer, decay groups, schedule and order. Pure."""
+"""Describe the training: its steps, optimizer, decay groups, schedule and order. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ FAR = 3.0  # times the published rate
 
 
 def training_plan(recipe: Recipe, setting: Setting | None, batch: Batch, samples: int | None) -> TrainingPlan:
-    """`samples`: of an epoch, None: not known; `setting`: None where the model is not known."""
+    """Describe the training. `samples`: of an epoch, None: not known; `setting`: None where the model is not
+    known."""
     fixed, train = spec_of(recipe.engine.name).given(recipe), recipe.train
     steps = None
     if train.max_steps or samples is not None:
@@ -53,8 +54,8 @@ def rate_note(rate: float, parameters: int) -> str | None:
 
 
 def _optimizer(train: Train, fixed: Fixed) -> str:
-    """With the betas and the epsilon, which another optimizer than AdamW has where its configuration says
-    them."""
+    """Return the optimizer with the betas and the epsilon, which one other than AdamW has where its
+    configuration gives them."""
     rate = train.learning_rate if train.learning_rate == "auto" else f"{train.learning_rate:g}"
     parts = [fixed.optimizer or train.optimizer, f"learning rate {rate}"]
     if fixed.optimizer is None or "beta1" in fixed.train:

@@ -1,5 +1,6 @@
-"""The ways that a recipe can go on some machines, and the best of them: the fastest that fits; where speeds
-are not known, the mildest that fits. Of each its learning rate, its batch, how the model is made. Pure."""
+"""The ways in which a recipe can run on some machines, and the best of them: the fastest that fits; where
+speeds are not known, the mildest that fits. Each has its learning rate, its batch, how the model is made.
+Pure."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision,
 
 @dataclass(frozen=True)
 class RunTarget:
-    """What a job runs on, in what precision, and what is known of it. `machines`: that its time rests on,
-    None: not known; `tracer`: of real models, None: nothing is traced."""
+    """What a job runs on, and in what precision. `machines`: those that its time rests on, None: not known;
+    `tracer`: of real models, None: nothing is traced."""
 
     precision: str
     device: str
@@ -47,12 +48,12 @@ class RunTarget:
 
 @dataclass(frozen=True)
 class TrainingWay:
-    """A recipe as it can be run, and what it comes to.
+    """A recipe as it can be run, and what it needs and takes.
 
     `recipe`: with what was `auto` in its model and training; `setting`: None where model or lengths are not
     known here; `changes`: the overrides that distinguish it from others; `decisions`: what was decided on it;
-    `needed`: of a rank, None where that is not known; `lacks`: of it, what there is too little of; `step`:
-    None where its time is not known.
+    `needed`: of a rank, None where that is not known; `lacks`: what there is too little of; `step`: None
+    where its time is not known.
     """
 
     recipe: Recipe
@@ -66,7 +67,7 @@ class TrainingWay:
 
     @property
     def memory(self) -> int:
-        """Bytes of a rank's device; 0: not known, or only what it needs at least, which would fit."""
+        """Bytes of a rank's device; 0: not known, or only a lower bound is known, which would fit."""
         if self.needed is None or not (self.needed.whole or self.lacks):
             return 0
         return sum(self.needed.device.values())
@@ -116,7 +117,7 @@ def ways(recipe: Recipe, where: RunTarget) -> list[TrainingWay]:
 def best(tried: Sequence[TrainingWay]) -> tuple[TrainingWay, str]:
     """Return which way, and why: of those that fit the fastest; the mildest where one's speed is not known.
     None is known to fit: the mildest of which all but the activations is counted and fits; else the smallest.
-    A way of which nothing is counted is taken only where that is so of all."""
+    A way of which nothing is counted is taken only where that holds for all."""
     counted = [each for each in tried if each.fits is not None]
     if not counted:
         return tried[0], "the mildest: whether it fits is unknown"
@@ -134,7 +135,7 @@ def best(tried: Sequence[TrainingWay]) -> tuple[TrainingWay, str]:
 
 
 def compared(tried: Sequence[TrainingWay], chosen: TrainingWay, reason: str) -> list[Candidate]:
-    """All ways, and why each was chosen or lost."""
+    """Return all ways, and why each was chosen or lost."""
 
     def lost(way: TrainingWay) -> str:
         if way.fits is None:
@@ -163,7 +164,7 @@ def compared(tried: Sequence[TrainingWay], chosen: TrainingWay, reason: str) -> 
 def size(
     recipe: Recipe, config: Mapping[str, Any] | None, where: RunTarget, changes: Mapping[str, str]
 ) -> TrainingWay:
-    """Return the way that a recipe goes, with everything decided that depends on how large the model is.
+    """Return the recipe's way, with everything decided that depends on the size of the model.
 
     `config`: None where it is not known here; `changes`: what distinguishes it from other ways. Raises
     RecipeError for numbers that contradict each other.
@@ -192,7 +193,8 @@ def size(
 
 
 def _learning_rate(recipe: Recipe, decisions: list[Decision]) -> Recipe:
-    """`auto`: the published one of the size. Raises RecipeError where there is none."""
+    """Return the recipe with its rate; `auto`: the published one of the size. Raises RecipeError where there
+    is none."""
     if recipe.train.learning_rate != "auto":
         return recipe
     published = families.published(recipe.model.name)
@@ -220,7 +222,8 @@ def _not_published(recipe: Recipe, where: str, instead: str) -> RecipeError:
 def _creation(
     recipe: Recipe, setting: Setting | None, room: MemoryLimit, decisions: list[Decision]
 ) -> tuple[Recipe, Setting | None]:
-    """Whole or in shards. In shards where the engine can, and the whole is much of what a rank may use."""
+    """Decide whether the model is made whole or in shards: in shards where the engine can, and the whole is
+    much of what a rank may use."""
     engine, choice = spec_of(recipe.engine.name), recipe.model.create
     shards = setting is not None and engine.shards_weights(setting.spread.stage, setting.spread.ranks)
     if choice == "sharded" and setting is not None and not engine.shards_weights(setting.spread.stage):
@@ -252,7 +255,7 @@ def _batch(
     room: MemoryLimit,
     decisions: list[Decision],
 ) -> Batch:
-    """The three batch numbers."""
+    """Return the three batch numbers."""
     given = _given(recipe)
     wanted = _wanted(recipe, config, given["global"])
     top = DEFAULT_MICRO
@@ -289,7 +292,7 @@ def _fitting(
     room: MemoryLimit,
     top: int,
 ) -> tuple[int, Batch]:
-    """The largest micro-batch that fits, up to `top`, and the batch that it makes.
+    """Return the largest micro-batch that fits, up to `top`, and the batch that it makes.
 
     Accumulation may need more memory than one micro-batch a step, so that it is sought once more with it.
     """
@@ -317,7 +320,7 @@ def _given(recipe: Recipe) -> dict[str, int | None]:
 
 
 def _wanted(recipe: Recipe, config: Mapping[str, Any] | None, given: int | None) -> int | None:
-    """Samples of a global batch that was asked for, in samples or in tokens; None: neither.
+    """Return the samples of a global batch that was asked for, in samples or in tokens; None: neither.
 
     Raises RecipeError where tokens have no meaning, or `auto` finds no published number.
     """
@@ -342,7 +345,7 @@ def _wanted(recipe: Recipe, config: Mapping[str, Any] | None, given: int | None)
 def _nearest(
     wanted: int, micro: int | None, accumulation: int | None, world_size: int, largest: int
 ) -> tuple[int | None, int]:
-    """Micro-batch and the multiple of what a micro-step takes that is nearest to `wanted` samples.
+    """Return micro-batch and the multiple of a micro-step's samples that is nearest to `wanted` samples.
 
     The micro-batch, where it is open: the largest power of two that fits, or half of it where that alone
     makes `wanted` exactly.
@@ -367,7 +370,7 @@ def _about_tokens(recipe: Recipe, config: Mapping[str, Any] | None, wanted: int,
 
 
 def open_choices(recipe: Recipe, tracer: Tracer | None) -> OpenChoices:
-    """What the recipe, and a user's own DeepSpeed configuration, say of what a remedy would change."""
+    """Return what the recipe, and a user's own DeepSpeed configuration, leave open to remedies."""
 
     def trace(setting: Setting) -> Trace | None:
         spread = setting.spread
@@ -390,7 +393,7 @@ def open_choices(recipe: Recipe, tracer: Tracer | None) -> OpenChoices:
 
 
 def _about_need(needed: Need, room: int) -> Decision:
-    """What a rank needs, where it fits."""
+    """Return a decision with what a rank needs, where it fits."""
     total = sum(needed.device.values())
     parts = sorted(needed.device.items(), key=lambda part: -part[1])[:3]
     words = ", ".join(f"{name} {format_bytes(value)}" for name, value in parts if value > total / 100)

@@ -4,7 +4,7 @@ an answer where no model can be traced. Other models are traced. Pure.
 The terms are those of Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer
 Models", equations 1 and 2), counted anew for what Transformers' modules keep: dropout masks only where there
 is dropout, ReLU's output only once, and no term in the square of a length where attention runs as fused
-kernels (SDPA). tests/real/test_fit.py holds the form against what real models keep.
+kernels (SDPA). tests/real/test_fit.py compares the form with what real models keep.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def activations_missing(config: Mapping[str, Any]) -> str:
 def fused_bytes(
     config: Mapping[str, Any], rows: int, kept: KeptValues, device: str, wanted: bool | str
 ) -> int | None:
-    """Output layer and loss of `rows` predictions as one: of a part the logits, their logarithms
-    in fp32 and their gradient; the gradients of the layer's input and, in fp32, of its weight.
+    """Return the bytes of output layer and loss of `rows` predictions as one: of a part the logits, their
+    logarithms in fp32 and their gradient; the gradients of the layer's input and, in fp32, of its weight.
 
     None where they are computed one after the other (core/loss_parts.py). `wanted`: train.fused_loss.
     """
@@ -116,9 +116,9 @@ def fused_bytes(
 
 
 def tile_bytes(config: Mapping[str, Any], rows: int, kept: KeptValues, device: str) -> int:
-    """Log-probabilities of `rows` predictions by TRL (kernels/chunked_logprob.py): a tile of logits, on CPUs
-    with what PyTorch's operations make of it in place of one kernel; in fp32 the gradients of the output
-    layer's input and of its weight."""
+    """Return the bytes of `rows` log-probabilities by TRL (kernels/chunked_logprob.py): a tile of logits, on
+    CPUs with the intermediate results of PyTorch's operations in place of one kernel; in fp32 the gradients
+    of the output layer's input and of its weight."""
     classes = int(config.get("vocab_size") or 0)
     width = int(next((config[key] for key in WIDTHS if config.get(key)), 0))
     columns = min(classes, TILE[1]) if device == "cpu" else TILE[1]
@@ -127,8 +127,9 @@ def tile_bytes(config: Mapping[str, Any], rows: int, kept: KeptValues, device: s
 
 
 def drawing_bytes(config: Mapping[str, Any], drawing: Drawing, rows: int, kept: KeptValues) -> dict[str, int]:
-    """Drawing `rows` answers at once: the keys and values of all tokens, of one layer twice while a token's
-    are added; what a layer makes of the prompts; logits of the next token, with the copies of sampling."""
+    """Return the bytes of generating `rows` answers at once: the keys and values of all tokens, of one layer
+    twice while a token's are added; a layer's activations over the prompts; logits of the next token, with
+    the copies of sampling."""
     model, tokens = families.stacks(config), drawing.prompt + drawing.answer
     layers = sum(stack.layers for stack in model)
     one = max((2 * kept.element * rows * tokens * stack.keys for stack in model), default=0)
@@ -141,6 +142,6 @@ def drawing_bytes(config: Mapping[str, Any], drawing: Drawing, rows: int, kept: 
 
 
 def logit_bytes(config: Mapping[str, Any], lengths: Lengths, kept: KeptValues) -> int:
-    """Logits and loss of one sample: the logits, and three fp32 tensors of their size (their logarithms, two
-    gradients) at the peak, which is inside the loss's backward pass."""
+    """Return the bytes of one sample's logits and loss: the logits, and three fp32 tensors of their size
+    (their logarithms, two gradients) at the peak, which is inside the loss's backward pass."""
     return int(config["vocab_size"]) * lengths.tokens * (kept.element + 12)

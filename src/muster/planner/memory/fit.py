@@ -63,7 +63,7 @@ class Setting:
     those of a rank on average, below 1 where batch.split differs; `saves`: the first rank gathers the trained
     model, `checkpoints`: or does so for each checkpoint; `fused_loss`: as the recipe has it; `context`: bytes
     of CUDA's; `quantized`: the frozen weights of linear layers; `small_moments`: Adam's, in 8 bits; `others`:
-    of a step, beside the trained model; `trace`: of the recipe's real model.
+    further models of a step; `trace`: of the recipe's real model.
     """
 
     config: Mapping[str, Any] = field(repr=False)
@@ -95,7 +95,7 @@ class Setting:
 
     @property
     def engine(self) -> EngineSpec:
-        """What the engine answers."""
+        """The engine's specification."""
         return spec_of(self.spread.engine)
 
     @property
@@ -126,13 +126,13 @@ class Setting:
 
     @property
     def own_tensors(self) -> Tensors:
-        """The model's parameter tensors: real ones where it was traced, else about such."""
+        """The model's parameter tensors: real ones where it was traced, else approximate ones."""
         if self.trace is not None:
             return self.trace.parameters
         return likely_tensors(self.config, self.parameters, self.trainable)
 
     def tensors_of(self, model: HeldModel) -> Tensors:
-        """Those of a further model of a step."""
+        """Return the parameter tensors of a further model of a step."""
         return held_tensors(model, self.own_tensors, self.config)
 
     @property
@@ -174,8 +174,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes per rank of the first host, which needs most, by what they are for, at the moment that takes
-    most. On CPUs everything is in `device`.
+    """Bytes per rank of the first host, which needs most, by purpose, at the peak. On CPUs everything is in
+    `device`.
 
     `basis`: where the activations are from, traced or closed form, or UNCOUNTED; `moment`: when the peak is.
     """
@@ -208,8 +208,8 @@ class MemoryLimit:
 
 
 def need(setting: Setting) -> Need | None:
-    """What a rank needs at its peak, without activations where the model is neither a decoder nor traced so;
-    None for an engine that does not say what it holds."""
+    """Return what a rank needs at its peak, without activations where the model is neither a decoder nor
+    traced for this arithmetic; None for an engine that does not declare its states."""
     activations = _activations(setting)
     tensors = setting.tensors
     held = states(setting.spread, tensors)
@@ -238,8 +238,9 @@ def need(setting: Setting) -> Need | None:
 def _in_bits(
     setting: Setting, states: States, activations: ActivationBytes
 ) -> tuple[States, ActivationBytes]:
-    """With weights and moments in few bits, of an engine whose ranks hold all in fp32. A matrix is made
-    of whole numbers for its product alone: autocast has no copy of it that stays."""
+    """Return states and activations with weights and moments in few bits, of an engine whose ranks hold all
+    in fp32. A matrix is made of whole numbers for its product alone: autocast has no copy of it that stays.
+    """
     small, held = setting.in_bits, dict(states.held)
     if setting.small_moments:
         held["optimizer"] = sum(
@@ -260,17 +261,18 @@ def _in_bits(
 def _without_copies(
     setting: Setting, activations: ActivationBytes, tensors: Tensors, layer: Parts
 ) -> ActivationBytes:
-    """With no copies of these weights, and a layer's in their place. With gradient checkpointing, those of
-    blocks do not stay anyway."""
+    """Return activations with no copies of these weights, and a layer's in their place. With gradient
+    checkpointing, those of blocks do not stay anyway."""
     copies, gone = sum(activations.copies.values()), setting.spread.element * elements(tensors)
     left = copies - gone if copies >= gone else copies
     return replace(activations, copies={"copies in half precision": left, **layer})
 
 
 def _in_fp8(setting: Setting, activations: ActivationBytes) -> ActivationBytes:
-    """With linear layers in fp8: autocast makes no copy of their weights. A layer's matrices are cast for its
-    products alone, input and output's gradient along both sides; torchao keeps what they were made of, which
-    autocast's products would keep as well. Where nothing is compiled a cast makes two copies in fp32."""
+    """Return activations with linear layers in fp8: autocast makes no copy of their weights. A layer's
+    matrices are cast for its products alone, input and output's gradient along both sides; torchao keeps the
+    originals, which autocast's products would keep as well. Where nothing is compiled a cast makes two copies
+    in fp32."""
     layers = setting.in_fp8
     if not layers:
         return activations
@@ -286,7 +288,7 @@ def _in_fp8(setting: Setting, activations: ActivationBytes) -> ActivationBytes:
 
 
 def _drawing(setting: Setting, tensors: Tensors, states: States, activations: ActivationBytes) -> Parts:
-    """What is on the device beside what is always held, while a rank draws answers."""
+    """Return what is on the device, besides what is always held, while a rank generates answers."""
     assert setting.drawing is not None
     gathered = setting.engine.gathers_to_draw(setting.spread, tensors)
     weights = states.passes if gathered is None else {"gathered parameters": gathered}
@@ -295,7 +297,8 @@ def _drawing(setting: Setting, tensors: Tensors, states: States, activations: Ac
 
 
 def _activations(setting: Setting) -> ActivationBytes:
-    """Of the model, and by the closed form of further ones that are trained with it."""
+    """Return the activations of the model, and by the closed form of further ones that are trained with it.
+    """
     own = _own_activations(setting)
     more: Parts = {}
     for each in setting.others:
@@ -307,8 +310,8 @@ def _activations(setting: Setting) -> ActivationBytes:
 
 
 def _own_activations(setting: Setting) -> ActivationBytes:
-    """Traced where the trace is of this arithmetic: not of another engine or precision, nor with other
-    checkpointing, nor compiled otherwise; else by the closed form of decoders."""
+    """Return traced activations where the trace is of this arithmetic: not of another engine or precision,
+    nor with other checkpointing, nor compiled otherwise; else those of the closed form of decoders."""
     trace = setting.trace
     asked = (setting.arithmetic, setting.spread.device, setting.checkpointing, setting.compiled)
     if trace is not None and asked == (trace.arithmetic, trace.device, trace.checkpointing, trace.compiled):
@@ -337,7 +340,7 @@ def _own_activations(setting: Setting) -> ActivationBytes:
 def _with_overhead(
     setting: Setting, tensors: Tensors, device: Parts, host: Parts, basis: str, moment: str, holes: int
 ) -> Need:
-    """What a process needs besides, and the model while it is made. `holes`: in a CPU's heap."""
+    """Add what a process needs otherwise, and the model while it is made. `holes`: in a CPU's heap."""
     count = elements(tensors)
     whole = setting.create == "whole" and setting.quantized is None  # else read and cut tensor by tensor
     making = 4 * (setting.elements if whole else largest(tensors))
@@ -361,8 +364,8 @@ def _with_overhead(
 
 
 def _of_the_first_rank(setting: Setting, engine: EngineSpec, tensors: Tensors, count: int) -> Parts:
-    """What it makes or gathers in its host's memory, one after the other: the largest counts, as a part of
-    each of that host's ranks.
+    """Return what the first rank makes or gathers in its host's memory, one after the other: the largest
+    counts, as a part of each of that host's ranks.
 
     A checkpoint has the whole model too (transformers 5.23, trainer.py, save_model), and FSDP's the whole
     optimizer (accelerate 1.15, utils/fsdp_utils.py, save_fsdp_optimizer).
@@ -381,13 +384,14 @@ def _of_the_first_rank(setting: Setting, engine: EngineSpec, tensors: Tensors, c
 
 
 def fits(setting: Setting, room: MemoryLimit) -> bool:
-    """Whether a rank's need is within its room, less the margin: what a plan chooses by itself does. What is
-    not known is taken to fit."""
+    """Return whether a rank's need is within its room, less the margin: plans choose by themselves only such
+    ways. What is not known is taken to fit."""
     return lacking(setting, room) is None
 
 
 def may_run(setting: Setting, room: MemoryLimit) -> bool:
-    """Whether a rank's need is within its room, if not less the margin: what is asked for may be so tight."""
+    """Return whether a rank's need is within its room, margin included: what a user asks for may be that
+    tight."""
     short = lacking(setting, room)
     return short is None or not short.refused
 
@@ -404,8 +408,8 @@ class Shortage:
 
     @property
     def refused(self) -> bool:
-        """Whether it cannot run. A host has other processes as well, which the margin is for; a GPU that is
-        tight may do."""
+        """Whether it cannot run. A host has other processes as well, for which the margin is; a GPU that is
+        tight may be enough."""
         return self.cpu or self.place == "host" or self.needed > self.has
 
     def __str__(self) -> str:
@@ -415,7 +419,7 @@ class Shortage:
 
 
 def lacking(setting: Setting | None, room: MemoryLimit, counted: Need | None = None) -> Shortage | None:
-    """What there is too little of; None: it fits, or what a rank needs is not known. `counted`: its need,
+    """Return what there is too little of; None: it fits, or a rank's need is not known. `counted`: its need,
     where that was computed before."""
     if setting is None or (counted := counted or need(setting)) is None:
         return None
@@ -431,7 +435,7 @@ def lacking(setting: Setting | None, room: MemoryLimit, counted: Need | None = N
 
 
 def largest_micro(setting: Setting, room: MemoryLimit, top: int) -> int:
-    """The largest micro-batch up to `top` that fits; 0: not even one sample does."""
+    """Return the largest micro-batch up to `top` that fits; 0: not even one sample does."""
 
     def too_large(micro: int) -> bool:
         return not fits(replace(setting, micro=micro), room)
@@ -445,10 +449,10 @@ def largest_micro(setting: Setting, room: MemoryLimit, top: int) -> int:
 
 @dataclass(frozen=True)
 class ActivationBytes:
-    """Bytes of the passes over a micro-batch. `basis`: as Need has it; `top`: at their peak; `later`: at
-    most, once there are gradients; `growing`: what whole gradients add to that as they come, where there are
-    none before; `output`: what the output layer's own gradients add to `top`; `copies`: of weights, all
-    along. A closed form has one figure for all of the backward pass."""
+    """Bytes of the passes over a micro-batch. `basis`: as in Need; `top`: at their peak; `later`: at most,
+    once there are gradients; `growing`: what whole gradients add to that as they come, where there are none
+    before; `output`: what the output layer's own gradients add to `top`; `copies`: of weights, all along. A
+    closed form has one figure for all of the backward pass."""
 
     basis: str
     top: Parts
@@ -459,7 +463,7 @@ class ActivationBytes:
 
 
 def traced(at: Pass) -> ActivationBytes:
-    """As a trace has them.
+    """Return a trace's activations.
 
     Between the last block and the loss the peak is the loss's, before there is any gradient. When the first
     ones come there, about as much is left as is kept for the backward pass.
@@ -486,11 +490,11 @@ def traced(at: Pass) -> ActivationBytes:
 
 
 def moments_of(states: States, activations: ActivationBytes, *, accumulates: bool) -> dict[str, Parts]:
-    """What is on the device beside what is always held, at each moment that may be the peak.
+    """Return what is on the device, besides what is always held, at each moment that may be the peak.
 
-    Activations go as gradients come. Where they were traced and no gradients lie there from earlier
-    micro-batches, whole gradients were traced as well, and with others the peak is at one end of the
-    backward pass; else all are taken to be there at once.
+    Activations are freed as gradients come. Where they were traced and there are no gradients from earlier
+    micro-batches, whole gradients were traced as well, and with others the peak is at one end of the backward
+    pass; else all are taken to be there at once.
     """
     quiet = added(states.passes, activations.copies)
     later = added(quiet, states.backward, activations.later)

@@ -1,7 +1,7 @@
 """Bytes of parameters, gradients, fp32 copies, optimizer states and engine buffers of a rank, from the list
 of a model's parameter tensors. Pure.
 
-tests/real/test_states.py holds them against the tensors that every engine really has.
+tests/real/test_states.py compares them with the tensors that every engine really has.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ _OUTPUT = "output.weight"
 
 
 def shape_of(output: Output, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration as sizes follow from it: what gives numbers has no output layer of its own."""
+    """Return the configuration from which sizes follow: a model that gives numbers has no output layer of its
+    own."""
     return {**config, "tie_word_embeddings": True} if output == "numbers" else config
 
 
 @lru_cache(maxsize=512)
 def states(spread: ModelSpread, tensors: Tensors, rank: int | None = None) -> States | None:
-    """What a rank holds, as its engine says; rank None: the one that holds most. None: the engine does not
-    say. The result is shared: not to be changed."""
+    """Return what a rank holds, as its engine declares; rank None: the one that holds most. None: the engine
+    does not declare it. The result is shared and must not be changed."""
     return spec_of(spread.engine).states(spread, tensors, rank)
 
 
 def held_tensors(model: HeldModel, tensors: Tensors, shape: Mapping[str, Any]) -> Tensors:
-    """Parameter tensors of a further model. `tensors`, `shape`: those of the trained one, and its
+    """Return the parameter tensors of a further model. `tensors`, `shape`: those of the trained one, and its
     configuration, whose shape it has where its own is not known."""
     config = shape_of(model.output, shape if model.config is None else model.config)
     count = families.parameters(config)
@@ -51,9 +52,9 @@ def held_tensors(model: HeldModel, tensors: Tensors, shape: Mapping[str, Any]) -
 
 
 def frozen_states(spread: ModelSpread, model: HeldModel, tensors: Tensors) -> States | None:
-    """What a rank holds of a model that is not trained, under its role, and gathers while it runs.
+    """Return what a rank holds of a model that is not trained, under its role, and gathers while it runs.
 
-    An engine that does not cut weights leaves it whole (trl/models/utils.py, prepare_deepspeed: stage 0).
+    An engine that does not shard weights leaves it whole (trl/models/utils.py, prepare_deepspeed: stage 0).
     """
     if not model.sharded:
         return States({model.role: spread.element * elements(tensors)})
@@ -72,11 +73,12 @@ def frozen_states(spread: ModelSpread, model: HeldModel, tensors: Tensors) -> St
 
 
 def likely_tensors(config: Mapping[str, Any], parameters: int, trainable: int) -> Tensors:
-    """Tensors of about the model's sizes where it was not traced: exactly `parameters` elements in all.
+    """Return tensors of about the model's sizes where it was not traced: exactly `parameters` elements in
+    all.
 
     The matrices of every layer, the embeddings, and the tables and matrices outside of layers, as the family
-    has them; what is left of the number is dealt to the layers as vectors. With fewer `trainable` ones (LoRA)
-    the model is frozen, and each layer has a small matrix of its own that is trained.
+    has them; the rest of the number is dealt to the layers as vectors. With fewer `trainable` ones (LoRA) the
+    model is frozen, and each layer has a small matrix of its own that is trained.
     """
     model = families.stacks(config)
     frozen = trainable < parameters
@@ -119,7 +121,7 @@ def _shrunk(made: list[Parameter], total: int) -> list[Parameter]:
 
 
 def _dealt(total: int, among: int) -> list[int]:
-    """`total` in so many parts that differ by one at most."""
+    """Divide `total` into parts that differ by one at most."""
     if not among:
         return []
     return [total // among + (index < total % among) for index in range(among)]

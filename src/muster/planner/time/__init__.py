@@ -1,1 +1,1 @@
-"""How long a step takes: computation, what ranks exchange, and machines of different speeds. Pure."""
+"""How long a step takes: computation, communication, and machines of different speeds. Pure."""

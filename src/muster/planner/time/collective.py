@@ -32,7 +32,7 @@ PAIR_SHARE = {"gloo": 0.75}
 
 @dataclass(frozen=True)
 class WireTime:
-    """What a rank sends: bytes, and steps after each other within a host (`inner`) and between hosts."""
+    """What a rank sends: bytes, and consecutive steps within a host (`inner`) and between hosts."""
 
     size: float
     inner: int
@@ -40,12 +40,13 @@ class WireTime:
 
 
 def library_of(device: str) -> str:
-    """What moves tensors between ranks: gloo on CPUs, nccl on GPUs."""
+    """Return the library that moves tensors between ranks: gloo on CPUs, nccl on GPUs."""
     return "gloo" if device == "cpu" else "nccl"
 
 
 def ring(call: Call, ranks: int, hosts: int, library: str) -> WireTime:
-    """What a rank sends along a ring. Raises ValueError for an operation that is no collective here."""
+    """Return what a rank sends along a ring. Raises ValueError for an operation that is no collective here.
+    """
     operation = call.operation
     if operation == "reduce-scatter" and library == "gloo":
         operation = "all-reduce"
@@ -57,13 +58,13 @@ def ring(call: Call, ranks: int, hosts: int, library: str) -> WireTime:
 
 
 def tree(call: Call, per_host: int, hosts: int) -> WireTime:
-    """What a rank sends of an all-reduce along NCCL's double binary tree: up, and down again."""
+    """Return what a rank sends of an all-reduce along NCCL's double binary tree: up, and down again."""
     inner = 2 * (per_host - 1)
     return WireTime(2.0 * call.size, inner, 2 * math.ceil(math.log2(hosts)) if hosts > 1 else 0)
 
 
 def seconds(call: Call, machines: Machines, library: str) -> float:
-    """How long a call takes on these machines, by the faster algorithm that the library has.
+    """Return how long a call takes on these machines, by the faster algorithm that the library has.
 
     Raises UsageError where a link that it crosses is not known.
     """
@@ -78,9 +79,9 @@ def seconds(call: Call, machines: Machines, library: str) -> float:
 
 
 def _those_of(call: Call, machines: Machines) -> Machines:
-    """The machines of a call's ranks, where those are not all: a group's hosts, or one rank of each group,
-    which share their hosts' cards with the other ranks of those groups. Where hosts have unlike numbers of
-    ranks, those with fewest: all wait for the group that goes over most links."""
+    """Return the machines of a call's ranks, where those are not all: a group's hosts, or one rank of each
+    group, which share their hosts' cards with the other ranks of those groups. Where hosts have unlike
+    numbers of ranks, those with fewest: all wait for the group that goes over most links."""
     if not call.group:
         return machines
     group, per_host = call.group, min(machines.slots[: machines.hosts], default=machines.per_host)
@@ -95,7 +96,7 @@ def _those_of(call: Call, machines: Machines) -> Machines:
 
 
 def _share(call: Call, machines: Machines, library: str) -> float:
-    """Of the links' bandwidth."""
+    """Return the share of the links' bandwidth that a call gets."""
     link = machines.link if machines.hosts > 1 else machines.inner
     if call.operation != "all-gather" or link is None:
         return 1.0

@@ -1,12 +1,12 @@
-"""What measured runs teach about a device and a link. Pure.
+"""Learn about a device and a link from measured runs. Pure.
 
 In steps, since what a run on one rank takes has no communication in it: first the efficiency of each device
 and precision, from DDP's runs where there are some, and from those that took less; then what engines take
-beyond that. A run that offloads tells nothing of its device: what it takes beyond all that is known is its
+beyond that. A run that offloads shows nothing of its device: what it takes beyond all that is known is its
 host's memory. What runs on several ranks of one host take beyond all this is the engines' as well where the
 link within a host was measured by itself (the fabric workload), else that link's bandwidth. Last, the
-bandwidth of links between hosts. Each is the value at which the prediction is what was measured; of several
-runs, the median. Where runs on one rank differ in their work, seconds that do not depend on it are told apart
+bandwidth of links between hosts. Each is the value at which the prediction equals the measurement; of several
+runs, the median. Where runs on one rank differ in their work, seconds that do not depend on it are separated
 by least squares.
 """
 
@@ -41,7 +41,7 @@ HOST_LEAST, HOST_MOST = 5e8, 2e12  # bytes/s: beyond these something else than i
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run: its case, and the seconds that an optimizer step took."""
+    """A run: its case, and the seconds of an optimizer step."""
 
     case: StepCase
     seconds: float
@@ -52,9 +52,9 @@ class MeasuredRun:
 
 
 def learn(runs: Sequence[MeasuredRun], before: Calibration | None = None) -> Calibration:
-    """A calibration under which these runs take what they took, as far as one exists.
+    """Return a calibration that reproduces the times of these runs, as far as one exists.
 
-    `before`: what was learned or measured before, which stays where these runs say nothing of it. Raises
+    `before`: what was learned or measured before, which stays where these runs do not show it. Raises
     UsageError where a figure that a prediction rests on is neither stated nor given.
     """
     calibration = before or Calibration()
@@ -69,7 +69,7 @@ def learn(runs: Sequence[MeasuredRun], before: Calibration | None = None) -> Cal
         calibration = _learn_host(name, [run for run in offloaded if _device(run) == name], calibration)
 
     def clear(several: Sequence[MeasuredRun]) -> list[MeasuredRun]:
-        """Without what a host's memory takes that nothing is known of."""
+        """Return runs without those that take an unknown time of a host's memory."""
         return [run for run in several if not on_host(run.case) or _device(run) in calibration.hosts]
 
     calibration = _learn_engines(clear(measured), calibration)
@@ -95,17 +95,17 @@ def deviation_of_hosts(result: Result) -> float | None:
 
 
 def errors(runs: Sequence[MeasuredRun], calibration: Calibration) -> list[float]:
-    """Of each run, the predicted seconds over the measured ones, less one."""
+    """Return, for each run, the predicted seconds over the measured ones, less one."""
     return [predict(run.case, calibration).seconds / run.seconds - 1 for run in runs]
 
 
 def shows_device(case: StepCase) -> bool:
-    """Whether a run of it tells how fast its device computes."""
+    """Return whether a run of it shows how fast its device computes."""
     return case.machines.ranks == 1 and case.spread.offload == "none"
 
 
 def on_host(case: StepCase) -> bool:
-    """Whether its optimizer runs in a host's memory, beside the devices'."""
+    """Return whether its optimizer runs in a host's memory, in part or whole."""
     return case.spread.moves_optimizer and case.machines.device.kind != CPU
 
 
@@ -118,7 +118,8 @@ def _engine(run: MeasuredRun) -> str:
 
 
 def _was_measured(calibration: Calibration, link: str) -> bool:
-    """By itself, not learned from a training: that finds a bandwidth alone."""
+    """Return whether a link was measured by itself, not learned from a training: that finds a bandwidth
+    alone."""
     figures = calibration.links.get(link)
     return figures is not None and figures.bandwidth is not None and figures.latency is not None
 
@@ -130,7 +131,7 @@ def _link(run: MeasuredRun, which: str) -> str:
 
 
 def _learn_computation(name: str, runs: Sequence[MeasuredRun], calibration: Calibration) -> Calibration:
-    """Efficiency, then what engines take beyond it on one rank.
+    """Learn efficiency, then what engines take beyond it on one rank.
 
     All compute the same, and no engine's own work is less than none. Where one takes less than DDP did, that
     is noise or DDP's own work: its runs count for the efficiency too, and DDP may take something beyond it.
@@ -151,8 +152,8 @@ def _learn_computation(name: str, runs: Sequence[MeasuredRun], calibration: Cali
 
 
 def _below(runs: Sequence[MeasuredRun], calibration: Calibration) -> list[MeasuredRun]:
-    """The runs of the engine that took least beside what is foretold, of those that do little but compute;
-    none where all took more."""
+    """Return the runs of the engine that took least compared with the prediction, of those that do little but
+    compute; none where all took more."""
     beyond: dict[str, list[tuple[MeasuredRun, float]]] = {}
     for run in runs:
         step = predict(run.case, calibration)
@@ -166,7 +167,7 @@ def _below(runs: Sequence[MeasuredRun], calibration: Calibration) -> list[Measur
 
 
 def _learn_device(name: str, runs: Sequence[MeasuredRun], calibration: Calibration) -> Calibration:
-    """Efficiency, and seconds per micro-step beside it where the runs can tell them apart."""
+    """Learn efficiency, and constant seconds per micro-step where the runs separate the two."""
 
     def with_efficiency(value: float) -> Calibration:
         return replace(calibration, efficiency={**calibration.efficiency, name: value})
@@ -189,7 +190,7 @@ def _learn_device(name: str, runs: Sequence[MeasuredRun], calibration: Calibrati
 
 
 def _learn_engines(runs: Sequence[MeasuredRun], calibration: Calibration) -> Calibration:
-    """What is left of runs on one host: per micro-step and per optimizer step where their numbers of
+    """Learn what is left of runs on one host: per micro-step and per optimizer step where their numbers of
     micro-steps differ, else per micro-step alone. Never less than nothing."""
     learned = dict(calibration.engines)
     bare = replace(calibration, engines={})
@@ -210,7 +211,7 @@ def _learn_engines(runs: Sequence[MeasuredRun], calibration: Calibration) -> Cal
 
 
 def _learn_host(name: str, runs: Sequence[MeasuredRun], calibration: Calibration) -> Calibration:
-    """What a host's memory moves under the optimizer, from runs on a device whose efficiency is known."""
+    """Learn how fast a host's memory moves under the optimizer, from runs on a device of known efficiency."""
 
     def with_share(share: float) -> Calibration:
         return replace(calibration, hosts={**calibration.hosts, name: share * HOST_BANDWIDTH})
@@ -226,14 +227,14 @@ def _learn_host(name: str, runs: Sequence[MeasuredRun], calibration: Calibration
 
 
 def _left(run: MeasuredRun, calibration: Calibration, efficiency: float) -> float:
-    """Measured seconds per micro-step without what does not depend on the efficiency."""
+    """Return measured seconds per micro-step without what does not depend on the efficiency."""
     steps = run.case.spread.micro_steps
     rest = predict(run.case, calibration).seconds - steps * ideal(run.case) / efficiency
     return (run.seconds - rest) / steps
 
 
 def _learn_link(name: str, runs: Sequence[MeasuredRun], calibration: Calibration) -> Calibration:
-    """Bandwidth; what was measured beside it stays."""
+    """Learn a bandwidth; the link's other measurements stay."""
     before, machines = calibration.links.get(name, LinkFigures()), runs[0].case.machines
     link = machines.link if _link(runs[0], "link") == name else machines.inner
     assert link is not None
@@ -255,8 +256,8 @@ def _learn_link(name: str, runs: Sequence[MeasuredRun], calibration: Calibration
 
 
 def _solve(run: MeasuredRun, known_at: Callable[[float], Calibration]) -> float | None:
-    """The share at which the prediction is what was measured, by bisection in its logarithm: predictions fall
-    with it; None: there is none."""
+    """Return the share at which the prediction equals the measurement, by bisection in its logarithm:
+    predictions fall with it; None: there is none."""
 
     def excess(share: float) -> float:
         return predict(run.case, known_at(share)).seconds - run.seconds
@@ -283,7 +284,8 @@ EXACT = 0.1  # by which operations at the mean lengths may miss those that were 
 
 
 def at_mean_lengths(recipe: Recipe, result: Result) -> Recipe:
-    """The recipe with fixed lengths: those that its measured batches had on average, padding included."""
+    """Return the recipe with fixed lengths: those that its measured batches had on average, padding included.
+    """
     speed = result.throughput
     if speed is None or not recipe.padding_varies:
         return recipe
@@ -291,8 +293,8 @@ def at_mean_lengths(recipe: Recipe, result: Result) -> Recipe:
 
 
 def as_counted(case: StepCase, result: Result) -> StepCase | None:
-    """The case with the operations that were counted, and with as much more of what moves; None where none
-    were counted, or they are further from those of the case than EXACT."""
+    """Return the case with the counted operations, and with what moves in proportion; None where none were
+    counted, or they are further from those of the case than EXACT."""
     counted, speed = result.flops, result.throughput
     if counted is None or speed is None:
         return None
@@ -312,15 +314,15 @@ ALIKE = 0.01  # difference of two messages that count as alike
 
 
 def link_figures(run: FabricRun, ranks: int) -> LinkFigures:
-    """The figures with which collective.py foretells what was measured.
+    """Return the figures with which collective.py predicts what was measured.
 
     Bandwidth: of the largest all-reduce, by nccl-tests' bus bandwidth, which is a ring's bytes over its time.
     Latency: what a small all-reduce takes on average, less what starting it takes, over a ring's steps. The
     mean, since a step pays for all its calls: a host with a part of a core does most of them at once, and
     waits for its next part with some. What an all-gather gets of the bandwidth: at the largest message that
-    both were measured with; gloo's of two ranks says nothing of more, nor the other way round
-    (collective.py), while NCCL has a connection for each direction. Raises UsageError where the run
-    has no all-reduce.
+    both were measured with; gloo's of two ranks does not apply to more, nor the other way round
+    (collective.py), while NCCL has a connection for each direction. Raises UsageError where the run has no
+    all-reduce.
     """
     reduced = max(run.of("all-reduce"), key=lambda each: each.bytes, default=None)
     if reduced is None:
@@ -343,8 +345,9 @@ def link_figures(run: FabricRun, ranks: int) -> LinkFigures:
 
 
 def _gather(run: FabricRun, largest: int) -> float | None:
-    """Speed of an all-gather beside an all-reduce of the same size (a rank's part is whole elements, so up to
-    some bytes); None where time sufficed for small messages alone, which do not show the link's bandwidth."""
+    """Return the speed of an all-gather relative to an all-reduce of the same size (a rank's part is whole
+    elements, so up to some bytes); None where time sufficed for small messages alone, which do not show the
+    bandwidth."""
     alike = [
         (each.bytes, each.busbw / other.busbw)
         for each in run.of("all-gather")

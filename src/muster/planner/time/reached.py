@@ -1,9 +1,9 @@
-"""What share of their stated figures devices reach, where no run of one's own has shown it. Pure.
+"""What share of their stated figures devices reach, where no run of the user's own has shown it. Pure.
 
-Products of large matrices, fused attention, and what moves through memory are told apart: a GPU reaches
-unlike shares in them, and models have unlike parts of them. The figures of A100 and H100 in half precision
-are least squares over published runs of MPT, Llama and Qwen (docs/steptime.md#shares-that-devices-reach);
-all others are usual ones, and their range says so.
+Products of large matrices, fused attention, and what moves through memory are separate: a GPU reaches unlike
+shares in them, and models have unlike parts of them. The figures of A100 and H100 in half precision are least
+squares over published runs of MPT, Llama and Qwen (docs/steptime.md#shares-that-devices-reach); all others
+are usual ones, and their range says so.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CAPPED = 0.6  # times as much, at a power limit of 150 W or less
 
 
 def reached(device: Device, precision: str) -> Utilization:
-    """What a device is taken to reach in a precision."""
+    """Return what a device is taken to reach in a precision."""
     if device.kind == CPU or device.capability is None:
         return NOMINAL
     if precision in WIDE:
@@ -60,5 +60,5 @@ def reached(device: Device, precision: str) -> Utilization:
 
 
 def speed(device: Device, precision: str) -> float:
-    """Operations per second that products reach; 0: not stated."""
+    """Return the operations per second that products reach; 0: not stated."""
     return (device.peak(precision) or 0.0) * reached(device, precision).products

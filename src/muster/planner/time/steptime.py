@@ -1,16 +1,15 @@
-"""How long an optimizer step takes, in parts: computation, what ranks wait for each other, the optimizer.
-Pure.
+"""How long an optimizer step takes, in parts: computation, waiting for other ranks, the optimizer. Pure.
 
 Computation: products of matrices and fused attention at a share of the device's stated peak, all else at a
 share of its stated memory bandwidth, one after the other: eager PyTorch runs them in turn (the roofline of
 Williams et al. 2009, summed over kinds of operations instead of its maximum). The shares are those of
-reached.py, until a measured run shows how fast the device is (learning.py). Each operation costs a little
-beside what it does (KERNEL), and on a GPU none starts before Python has asked for it (LAUNCH): small models
-wait for that.
+reached.py, until a measured run shows how fast the device is (learning.py). Each operation has a small cost
+of its own (KERNEL), and on a GPU none starts before Python has asked for it (LAUNCH): small models wait for
+that.
 
-Communication: the engine's calls, each a latency per hop and bytes over the slowest link
-(collective.py), less what the engine hides behind the computation, which it slows (CONTENDED). All wait for
-the slowest rank of each step (STRAGGLING).
+Communication: the engine's calls, each a latency per hop and bytes over the slowest link (collective.py),
+less what the engine hides behind the computation, which it slows (CONTENDED). All wait for the slowest rank
+of each step (STRAGGLING).
 
 Range: the same with shares and costs that are as good and as bad as they may be.
 
@@ -62,7 +61,7 @@ def waited(
     reduces_hide: bool,
     pace: SharedLink = UNDISTURBED,
 ) -> float:
-    """Seconds that a pass takes beyond its own `computing` seconds.
+    """Return the seconds that a pass takes beyond its own `computing` seconds.
 
     A segment's gathers are asked for when the segment before it begins (the first one's at once), its reduces
     when it is done; without hiding, when the computation has come there, which then waits.
@@ -100,14 +99,14 @@ class _Clock:
         self._apart = False
 
     def ask(self, costs: Iterable[float]) -> int:
-        """-> how many calls must have ended for all of these to have; 0: there are none."""
+        """Queue calls. Return how many calls must have ended for all of these to have; 0: there are none."""
         asked = list(costs)
         self._left += asked
         self.asked += len(asked)
         return self.asked if asked else 0
 
     def wait(self, ended: int) -> None:
-        """Until so many calls have ended; nothing is computed meanwhile."""
+        """Wait until so many calls have ended; nothing is computed meanwhile."""
         pending = len(self._left) - (self.asked - ended)
         if pending <= 0:
             return
@@ -118,7 +117,7 @@ class _Clock:
         del self._left[:pending]
 
     def compute(self, seconds: float) -> None:
-        """Compute for so many seconds at full speed, beside the calls that are under way."""
+        """Compute for so many seconds at full speed, while queued calls go on."""
         if seconds <= 0:
             return
         self._apart = True
@@ -139,9 +138,9 @@ class _Clock:
 
 
 def traffic_of(parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
-    """What is exchanged per optimizer step. One rank alone exchanges nothing.
+    """Return what is exchanged per optimizer step. One rank alone exchanges nothing.
 
-    Raises UsageError for an engine that is not known, or does not say.
+    Raises UsageError for an engine that is not known, or does not declare its traffic.
     """
     engine = spec_of(spread.engine)
     if spread.ranks == 1:
@@ -154,7 +153,8 @@ def traffic_of(parameters: Sequence[Parameter], spread: ModelSpread) -> Traffic:
 
 @lru_cache(maxsize=64)
 def _exchanged(parameters: tuple[Parameter, ...], spread: ModelSpread) -> Traffic | None:
-    """As the engine says. Kept, since a plan asks several times: usual, better, worse, in groups."""
+    """Return what the engine declares. Cached, since a plan asks several times: usual, better, worse, in
+    groups."""
     return spec_of(spread.engine).traffic(parameters, spread)
 
 
@@ -204,16 +204,16 @@ class StepWork:
     fp8: float = 0.0
 
     def times(self, share: float) -> StepWork:
-        """So many times the work, over the same samples."""
+        """Return so many times the work, over the same samples."""
         parts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "samples"}
         return replace(self, **{name: share * value for name, value in parts.items()})
 
 
 @dataclass(frozen=True)
 class StepCase:
-    """A job whose step is to be predicted. `parameters`: of the model, in its order; `spread.ranks` is what
-    `machines` say. `share`: samples of a rank on average over those of the rank that has most, which `work`
-    is of; `uncounted`: it computes more than `work` has, as where weights are kept in few bits."""
+    """A job whose step is to be predicted. `parameters`: of the model, in its order; `spread.ranks` is taken
+    from `machines`. `share`: samples of a rank on average over those of the rank that has most, to which
+    `work` belongs; `uncounted`: it computes more than `work` has, as where weights are kept in few bits."""
 
     machines: Machines
     precision: str
@@ -234,11 +234,11 @@ class StepCase:
         return round(self.work.samples * self.share * self.machines.ranks) * self.spread.micro_steps
 
     def over(self, machines: Machines) -> StepCase:
-        """The same on other machines."""
+        """Return the same on other machines."""
         return replace(self, machines=machines)
 
     def accumulating(self, micro_steps: int) -> StepCase:
-        """The same with another number of micro-steps."""
+        """Return the same with another number of micro-steps."""
         return replace(self, spread=replace(self.spread, micro_steps=micro_steps))
 
 
@@ -246,8 +246,8 @@ class StepCase:
 @dataclass(frozen=True)
 class Calibration:
     """What was measured. `efficiency`, `fixed`: by `case_key`, the share of the stated peak that products
-    reach (all else in proportion), and seconds per micro-step beside it; `engines`: by `engine_key`, what an
-    engine's own work takes beyond what is foretold, in seconds per micro-step and per optimizer step, on one
+    reach (all else in proportion), and constant seconds per micro-step; `engines`: by `engine_key`, what an
+    engine's own work takes beyond the prediction, in seconds per micro-step and per optimizer step, on one
     rank and among several (it packs and cuts what they exchange; DeepSpeed gathers nothing on one); `links`:
     by name; `hosts`: by their devices' name, bytes/s of a host's memory under an offloaded optimizer;
     `spreads`: likewise, the standard deviation of hosts' own time for a step, as a share of it."""
@@ -281,25 +281,25 @@ class Step:
 
     @property
     def samples_per_second(self) -> float:
-        """Of all ranks together."""
+        """Samples per second of all ranks together."""
         return self.samples / self.seconds
 
 
 def key(device: str, precision: str) -> str:
-    """What a device's computation is known by in a Calibration."""
+    """Return the key of a device's computation in a Calibration."""
     return f"{device} {precision}"
 
 
 def case_key(case: StepCase) -> str:
-    """What a job's computation is known by in a Calibration. A share of operations and bytes together says
-    nothing of operations alone, which are a part of them."""
+    """Return the key of a job's computation in a Calibration. A share of operations and bytes together does
+    not apply to operations alone, which are a part of them."""
     device = case.machines.device
     counted = case.work.moved or not device.bandwidth
     return key(device.name, case.precision) + ("" if counted else ALONE)
 
 
 def engine_key(case: StepCase, *, several: bool = False) -> str:
-    """What an engine's own work is known by in a Calibration: on one rank, or among `several`."""
+    """Return the key of an engine's own work in a Calibration: on one rank, or among `several`."""
     spread = case.spread
     stage = f"-{spread.stage}" if spec_of(spread.engine).stages else ""
     offload = "" if spread.offload == "none" else f" {spread.offload}"
@@ -308,15 +308,15 @@ def engine_key(case: StepCase, *, several: bool = False) -> str:
 
 
 def own_work(case: StepCase, calibration: Calibration) -> float:
-    """Seconds of an optimizer step that an engine's own work takes beyond what is foretold: for several ranks
-    as runs on several showed it, or else as those on one did."""
+    """Return the seconds of an optimizer step that an engine's own work takes beyond the prediction: for
+    several ranks from runs on several, or else from those on one."""
     several = case.machines.ranks > 1 and engine_key(case, several=True) in calibration.engines
     per_micro, per_step = calibration.engines.get(engine_key(case, several=several), (0.0, 0.0))
     return case.spread.micro_steps * per_micro + per_step
 
 
 def work_of(passes: Pass, *, checkpointing: bool = False, compiled: bool = False) -> StepWork:
-    """A traced pass as work. `compiled`: it was traced so."""
+    """Return a traced pass as work. `compiled`: it was traced compiled."""
     asking = COMPILED_LAUNCH if compiled else AGAIN if checkpointing else 1.0
     return StepWork(
         passes.samples,
@@ -333,8 +333,8 @@ def work_of(passes: Pass, *, checkpointing: bool = False, compiled: bool = False
 
 
 def ideal(case: StepCase) -> float:
-    """Seconds of a micro-step's computation if products reached the stated peak, and all else as much more
-    than usual. Raises UsageError where nothing is stated."""
+    """Return the seconds of a micro-step's computation if products reached the stated peak, and all else as
+    much more than usual. Raises UsageError where nothing is stated."""
     device, work = case.machines.device, case.work
     usual = reached(device, case.precision)
     peak, few = device.peak(float8.peak_of(case.precision)), device.peak(case.precision)
@@ -358,9 +358,9 @@ def ideal(case: StepCase) -> float:
 
 @dataclass(frozen=True)
 class Conditions:
-    """How well things go, beside what is usual: times the shares that devices reach, times what Python takes,
-    a GPU's speed beside an exchange, times the links' and a host's memory's bandwidth; `hides`: what can hide
-    behind the computation does."""
+    """How well things go, compared with what is usual: factors of the shares that devices reach, of what
+    Python takes, of a GPU's speed during an exchange, of the links' and a host's memory's bandwidth; `hides`:
+    what can hide behind the computation does."""
 
     reached: float = 1.0
     launching: float = 1.0
@@ -380,7 +380,7 @@ LINKS_OFF = 0.15  # by what share links are better or worse than stated
 
 
 def computing(case: StepCase, calibration: Calibration, conditions: Conditions = USUAL) -> float:
-    """Seconds of a micro-step's computation."""
+    """Return the seconds of a micro-step's computation."""
     name, kind = case_key(case), case.machines.device.kind
     usual = reached(case.machines.device, case.precision).products
     share = conditions.reached * calibration.efficiency.get(name, usual)
@@ -393,8 +393,8 @@ def computing(case: StepCase, calibration: Calibration, conditions: Conditions =
 
 
 def waiting_for_slowest(ranks: int) -> float:
-    """Standard deviations by which the slowest of so many alike ranks is expected to be slower than the mean:
-    Blom's approximation (1958) of the largest of so many normal values."""
+    """Return the standard deviations by which the slowest of so many alike ranks is expected to be slower
+    than the mean: Blom's approximation (1958) of the largest of so many normal values."""
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
@@ -405,7 +405,7 @@ def predict(
     micro: float | None = None,
     conditions: Conditions = USUAL,
 ) -> Step:
-    """An optimizer step. `micro`: seconds that a micro-step computes, where they are known otherwise.
+    """Predict an optimizer step. `micro`: seconds that a micro-step computes, where they are known otherwise.
 
     Raises UsageError where a figure that it rests on is neither stated nor measured.
     """
@@ -452,9 +452,9 @@ def predict(
 
 
 def between(case: StepCase, calibration: Calibration | None = None) -> tuple[float, float]:
-    """The shortest and the longest seconds that a step may take, in 9 of 10 cases: as the device's shares,
-    Python's costs and links may differ from what is usual, less so where they were measured. What gathers
-    offloaded parameters may hide nothing, and a host's processors may be slow."""
+    """Return the shortest and the longest seconds that a step may take, in 9 of 10 cases: as the device's
+    shares, Python's costs and links may differ from what is usual, less so where they were measured. What
+    gathers offloaded parameters may hide nothing, and a host's processors may be slow."""
     figures = calibration or Calibration()
     measured = case_key(case) in figures.efficiency
     off = SURE if measured else reached(case.machines.device, case.precision).off
@@ -468,12 +468,13 @@ def between(case: StepCase, calibration: Calibration | None = None) -> tuple[flo
 
 
 def link_key(link: LinkSpec, device: str) -> str:
-    """What a link is known by in a Calibration: gloo gets less of it than NCCL. `device`: cpu or cuda."""
+    """Return the key of a link in a Calibration: gloo gets less of it than NCCL. `device`: cpu or cuda."""
     return f"{link.name} gloo" if device == "cpu" else link.name
 
 
 def measured_links(machines: Machines, calibration: Calibration, times: float = 1.0) -> Machines:
-    """The machines with what was measured of their links. `times`: the bandwidth of those that were not."""
+    """Return the machines with measured figures of their links. `times`: a factor for those that were not
+    measured."""
 
     def as_measured(link: LinkSpec | None) -> LinkSpec | None:
         name = link_key(link, machines.device.kind) if link is not None else ""
@@ -485,12 +486,12 @@ def measured_links(machines: Machines, calibration: Calibration, times: float = 
 
 
 def _per_tensor(case: StepCase) -> float:
-    """Seconds per micro-step in which an engine's own Python handles tensors."""
+    """Return the seconds per micro-step in which an engine's own Python handles tensors."""
     return spec_of(case.spread.engine).handling(case.parameters, case.spread.stage)
 
 
 def _hooks(case: StepCase) -> float:
-    """The same per optimizer step where nothing else runs meanwhile: on CPUs; and the optimizer's."""
+    """Return the same per optimizer step where nothing else runs meanwhile: on CPUs; and the optimizer's."""
     if case.machines.device.kind == "cuda":
         return 0.0
     stepping = STEPPING * sum(p.trained for p in case.parameters)
@@ -498,7 +499,7 @@ def _hooks(case: StepCase) -> float:
 
 
 def _pace(machines: Machines, conditions: Conditions = USUAL) -> SharedLink:
-    """What computation and exchange lose to each other on the link that sets the pace."""
+    """Return what computation and exchange lose to each other on the link that sets the pace."""
     link = machines.link if machines.hosts > 1 else machines.inner
     shared = link.beside if link is not None else UNDISTURBED
     if link is not None and shared == UNDISTURBED and machines.device.kind == "cuda":  # not measured
@@ -507,7 +508,7 @@ def _pace(machines: Machines, conditions: Conditions = USUAL) -> SharedLink:
 
 
 def _waited(case: StepCase, traffic: Traffic, micro: float, cost: Cost, pace: SharedLink) -> float:
-    """Seconds that ranks wait for each other in an optimizer step."""
+    """Return the seconds that ranks wait for each other in an optimizer step."""
     forward = micro * (case.work.forward / case.work.flops if case.work.flops else 0.0)
     play = partial(
         waited,

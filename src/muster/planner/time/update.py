@@ -27,9 +27,9 @@ def update(
     assumed: list[str],
     usual: float = HOST_BANDWIDTH,
 ) -> tuple[float, float]:
-    """Seconds of the optimizer, and of what crosses the bus to the host's memory. `trained`: parameters;
-    `learned`: bytes/s of a host's memory, all its ranks together, `usual` where it was not learned; what is
-    assumed is added to `assumed`.
+    """Return the seconds of the optimizer, and of what crosses the bus to the host's memory. `trained`:
+    parameters; `learned`: bytes/s of a host's memory, all its ranks together, `usual` where it was not
+    learned; assumptions are added to `assumed`.
 
     Raises UsageError where it offloads over a bus that is not known, or to a disk.
     """
