@@ -190,8 +190,8 @@ def _hosts(
 
 
 def _host(verdict: Verdict, jobs: Sequence[JobEntry], bounded: set[str]) -> Verdict:
-    """By what it did beside others, and by thresholds that it met. `bounded`: entries with a threshold of
-    speed that needs no fleet."""
+    """Return the verdict by comparison with others, and by thresholds that it met. `bounded`: entries with a
+    threshold of speed that needs no fleet."""
     well = bool(jobs) and all(job.outcome.good and not job.misses for job in jobs)
     if verdict.condition == "unknown" and not verdict.evidence and well:
         verdict = _uncompared(verdict, jobs, bounded)

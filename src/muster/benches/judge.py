@@ -90,7 +90,7 @@ def save_table(document: Judged, path: Path) -> None:
 
 
 def table_of(document: Bench) -> str:
-    """Return a row per job as CSV: the columns of the benchmark that this one stands in for first."""
+    """Return a row per job as CSV: first the columns of the benchmark that this one replaces."""
     verdicts = {each.host: each.condition for each in document.hosts}
     extra = sorted({name for job in document.jobs for name in job.figures} - {"samples_per_second", "memory"})
     more = (

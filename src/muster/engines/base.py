@@ -102,8 +102,8 @@ class EngineSpec:
     # --- the recipe, and a configuration of the engine's own ---------------------------------------------
 
     def checked(self, recipe: Recipe) -> Recipe:
-        """The recipe, which `merged` has not changed yet. Raises RecipeError for what the engine cannot
-        do."""
+        """Check the recipe, which `merged` has not changed yet. Return it. Raises RecipeError for what the
+        engine cannot do."""
         engine = recipe.engine
         for key, asked, what in (
             ("config", engine.config, "is"),
@@ -162,7 +162,8 @@ class EngineSpec:
         return []
 
     def uncounted(self, recipe: Recipe, precision: str) -> list[str]:
-        """Settings of the user's own configuration that change memory or traffic, and that no plan counts."""
+        """Name settings of the user's own configuration that change memory or traffic, and that no plan
+        counts."""
         return []
 
     def check_length(self, recipe: Recipe, steps: int | None) -> None:
@@ -272,9 +273,9 @@ def _switch(precision: str) -> str:
 
 
 def merged(recipe: Recipe) -> Recipe:
-    """The recipe with what the user's own configuration for its engine fixes. Of `train` and ZeRO's stage,
-    the configuration wins, since a recipe's own always has a value. Raises RecipeError where both say a
-    precision or a batch number, and they differ, or where a recipe cannot have a value."""
+    """Merge what the user's own configuration for its engine fixes into a recipe. Of `train` and ZeRO's
+    stage, the configuration wins, since a recipe's own always has a value. Raises RecipeError where both give
+    a precision or a batch number, and they differ, or where a recipe cannot have a value."""
     fixed, path = spec_of(recipe.engine.name).given(recipe), recipe.engine.config
     if fixed.precision and recipe.precision not in ("auto", fixed.precision):
         raise RecipeError(

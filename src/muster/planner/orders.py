@@ -194,7 +194,7 @@ def code() -> str:
 
 @cache
 def progress_code() -> str:
-    """What a program that is not Muster's own can import of it: muster.step and so on. As `code`."""
+    """Return what a program that is not Muster's own can import of it: muster.step and so on. As `code`."""
     return _zipped({"muster/__init__.py": _ROOT / "progress.py", **_INSIDE})
 
 

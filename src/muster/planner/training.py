@@ -42,8 +42,8 @@ def training_plan(recipe: Recipe, setting: Setting | None, batch: Batch, samples
 
 
 def rate_note(rate: float, parameters: int) -> str | None:
-    """That a learning rate which nobody gave is far above those that models of this size are trained with;
-    None: it is not."""
+    """Return a note where a learning rate that the user did not give is far above those with which models of
+    this size are trained; None: it is not."""
     name, how = families.published_near(parameters)
     if parameters < LARGE or rate < FAR * how.learning_rate:
         return None

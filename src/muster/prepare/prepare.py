@@ -131,8 +131,8 @@ class _Preparation:
         report.copied += [{"what": what, **each} for what, each in zip(names, fetched, strict=True)]
 
     def _hub(self) -> list[tuple[Mapping[str, str], list[tuple[str, str]]]]:
-        """What comes from the hub, by the variables with which it is fetched, such as a token: those of the
-        first recipe first."""
+        """Return what comes from the hub, by the variables with which it is fetched, such as a token: those
+        of the first recipe first."""
         envs = [self.inputs.env, *(env for env in self.plan.hub_env if env != self.inputs.env)]
         read = [*zip(self.plan.hub, self.plan.hub_env, strict=True)]
         different = [env for index, env in enumerate(envs) if env not in envs[:index]]

@@ -176,8 +176,8 @@ def blocks(raw: IO[bytes], first: int = 1) -> Iterator[Lines]:
 
 
 def _printed(whole: str) -> str:
-    """What a container printed, of docker's lines {"log": ..., "stream": ..., "time": ...}, also of one that
-    was cut; what is no such line is left as it is."""
+    """Return the output of a container from docker's lines {"log": ..., "stream": ..., "time": ...}, also of
+    one that was cut; other lines are left as they are."""
     return "\n".join(map(_printed_of, whole.split("\n")))
 
 

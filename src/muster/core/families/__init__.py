@@ -60,7 +60,7 @@ def published(name: str | None) -> PublishedTraining | None:
 
 
 def published_near(count: int) -> tuple[str, PublishedTraining]:
-    """The size nearest to a number of parameters of which it is known how it was trained."""
+    """Return the published size nearest to a number of parameters, and how it was trained."""
     tables = (getattr(family, "PUBLISHED", {}) for family in FAMILIES)
     known = {name: how for table in tables for name, how in table.items()}
 

@@ -400,8 +400,8 @@ def uncounted(config: Mapping[str, Any]) -> list[str]:
 
 
 def gradient_bytes(config: Mapping[str, Any]) -> dict[str, int]:
-    """The fields of ModelSpread for gradients that are added up, or sent, in another type than the model's:
-    where it is known what ranks hold of them."""
+    """Return the fields of ModelSpread for gradients that are added up, or sent, in another type than the
+    model's: where it is known what ranks hold of them."""
     zero = section(config, "zero_optimization")
     stage, kept = zero.get("stage", 0), section(config, "data_types").get("grad_accum_dtype")
     sent = config.get("communication_data_type")
@@ -516,8 +516,8 @@ def _course(config: Mapping[str, Any]) -> str:
 
 
 def user_decisions(recipe: Recipe, stage: int | None) -> list[Decision]:
-    """ZeRO's `stage`, numbers and the schedule, where the user's own DeepSpeed configuration has them: they
-    win."""
+    """Return ZeRO's `stage`, numbers and the schedule of the user's own DeepSpeed configuration as decisions:
+    they win."""
     given, source = given_config(recipe), recipe.engine.config or "engine.options"
     passed = without_effect(read_file(recipe.engine.config)) if recipe.engine.config else []
     numbers = user_training(given).items()
@@ -571,8 +571,8 @@ def _pair(value: Any) -> tuple[Any, Any]:
 
 
 def user_precision(config: Mapping[str, Any]) -> str | None:
-    """fp16 or bf16 where a user's file switches one on, fp32 where it switches both off. Raises RecipeError
-    where it switches both on."""
+    """Return fp16 or bf16 where a user's file switches one on, fp32 where it switches both off. Raises
+    RecipeError where it switches both on."""
     off = {key for key in ("fp16", "bf16", "bfloat16") if section(config, key).get("enabled") is False}
     on = {key for key in ("fp16", "bf16", "bfloat16") if section(config, key).get("enabled") is True}
     if "fp16" in on and len(on) > 1:
@@ -747,7 +747,7 @@ def _inside(config: dict[str, Any], *path: str) -> dict[str, Any]:
 
 
 def user_stage(config: Mapping[str, Any]) -> int | None:
-    """The stage of ZeRO that a configuration says."""
+    """Return the stage of ZeRO in a configuration."""
     stage = section(config, "zero_optimization").get("stage")
     return stage if isinstance(stage, int) else None
 

@@ -53,7 +53,7 @@ class DeepSpeedSpec(EngineSpec):
         return whole + (f" {engine.offload}" if engine.offload != "none" else "")
 
     def checked(self, recipe: Recipe) -> Recipe:
-        """By the configuration that it would get."""
+        """Check the recipe by the configuration that it would get. Raises RecipeError."""
         engine = recipe.engine
         self.check_sync(engine)
         self.check_group(engine)
@@ -355,15 +355,15 @@ def _held_0(spread: ModelSpread, tensors: Tensors) -> States:
 
 
 def _reducing(spread: ModelSpread, tensors: Tensors, kept: int) -> int:
-    """Bytes of what is flattened at once to be reduced, and of its copy in the type of messages. `kept`: of a
-    gradient."""
+    """Return the bytes of what is flattened at once to be reduced, and of its copy in the type of messages.
+    `kept`: of a gradient."""
     flat = min(elements(tensors), REDUCED_AT_ONCE + largest(tensors))
     return flat * (kept + (spread.message if spread.message != kept else 0))
 
 
 def _held_apart(spread: ModelSpread, tensors: Tensors) -> States:
-    """Stage 1 in bf16 that adds up in fp32 (BF16_Optimizer): all sums on every rank, in flat tensors, beside
-    the gradients as they come, which stay until the next step."""
+    """Return the states of stage 1 in bf16 that adds up in fp32 (BF16_Optimizer): all sums on every rank, in
+    flat tensors, besides the gradients as they come, which stay until the next step."""
     e, n, own = spread.element, spread.ranks, trained(tensors)
     part = sum(up(elements(group), 2 * n) // n for group in spread.optimizer_groups(tensors))
     held = {

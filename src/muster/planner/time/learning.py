@@ -85,8 +85,8 @@ def learn(runs: Sequence[MeasuredRun], before: Calibration | None = None) -> Cal
 
 
 def deviation_of_hosts(result: Result) -> float | None:
-    """Standard deviation of hosts' own time for a step, as a share of it, by the forward passes of a run's
-    hosts, in which none waits for others; None: too few hosts told, or their GPUs differ."""
+    """Return the standard deviation of hosts' own time for a step, as a share of it, by the forward passes of
+    a run's hosts, in which none waits for others; None: too few hosts reported, or their GPUs differ."""
     times = [report.forward_seconds for report in result.hosts if report.forward_seconds]
     kinds = {str([gpu.get("name") for gpu in each.facts.get("gpus") or ()]) for each in result.hosts}
     if len(times) < FLEET or len(times) < len(result.hosts) or len(kinds) > 1:

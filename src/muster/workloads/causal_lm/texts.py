@@ -125,11 +125,7 @@ def check_texts(path: Path, field: str, bad: OnBad, most: int) -> int:
 
 
 def pieces_of(text: str) -> Iterator[str]:
-    """Text as pieces of PIECE to 2 * PIECE characters, the last one shorter.
-
-    They end where a line ends between two words, if there is such a place: there a tokenizer of GPT-2's kind
-    makes the same tokens of the pieces as of the whole.
-    """
+    """Cut text into pieces of PIECE to 2 * PIECE characters, the last one shorter."""
     start = 0
     while len(text) - start > 2 * PIECE:
         low, high = start + PIECE, start + 2 * PIECE

@@ -99,8 +99,8 @@ _HERE = (
 
 
 def script_of(command: Sequence[str]) -> list[str]:
-    """A command as torchrun takes it: without a launcher before the script, where that means what Muster does
-    anyway. Raises RecipeError, with what to write, where it means more."""
+    """Return a command as torchrun takes it: without a launcher before the script, where that means what
+    Muster does anyway. Raises RecipeError, with what to write, where it means more."""
     words = list(command)
     name = os.path.basename(words[0])  # noqa: PTH119 - of the hosts
     if re.fullmatch(r"python[\d.]*", name):
@@ -146,7 +146,8 @@ def _script_at(words: Sequence[str]) -> int:
 
 
 def _script(words: Sequence[str]) -> str | None:
-    """The file that Python is to run, behind options of torchrun or Python; None: it is not to be seen."""
+    """Return the file that Python is to run, behind options of torchrun or Python; None: it is not to be
+    seen."""
     begin = _script_at(words)
     if (
         not words
@@ -160,7 +161,7 @@ def _script(words: Sequence[str]) -> str | None:
 
 
 def _processes(words: Sequence[str]) -> int | None:
-    """What torchrun's options ask for on each host, where it is a number."""
+    """Return what torchrun's options ask for on each host, where it is a number."""
     options = " ".join(words[: _script_at(words)])
     asked = re.search(r"--nproc[-_]per[-_]node[ =](\d+)", options)
     return int(asked[1]) if asked else None
@@ -221,14 +222,14 @@ class CommandRecipe(Recipe):
         return UserFormat.of([line] if isinstance(line, str) else line, where="run.line")
 
     def started_in(self, folder: Path) -> CommandRecipe:
-        """The same where it does not say in which folder it starts."""
+        """Return the same where it does not say in which folder it starts."""
         if self.run.sync is not None:
             return self
         place = os.path.abspath(folder / (self.run.workdir or "."))  # noqa: PTH100 - of the hosts
         return self.model_copy(update={"run": self.run.model_copy(update={"workdir": place})})
 
     def program(self, spot: Spot) -> Program:
-        """The command as a host starts it."""
+        """Return the command as a host starts it."""
         run, words = self.run, tuple(self.command)
         if run.start != "torchrun":
             words = (*_WITH_LOCAL_RANK, *words) if run.local_rank else words
@@ -262,7 +263,8 @@ class CommandRecipe(Recipe):
         return ("torch",) if self.run.start == "torchrun" else ()
 
     def before_start(self, base: str | None = None) -> dict[str, Any]:
-        """The folder and the program or script that must be there: brought code has them from then on."""
+        """Return the folder and the program or script that must be there: brought code has them from then
+        on."""
         run = self.run
         if run.sync is None:
             folder = os.path.abspath(run.workdir or ".")  # noqa: PTH100 - of the hosts
@@ -281,7 +283,7 @@ class CommandRecipe(Recipe):
 
     @staticmethod
     def _module(words: Sequence[str]) -> str | None:
-        """The module that Python is to run; None: there is none that could be looked for."""
+        """Return the module that Python is to run; None: there is none that could be looked for."""
         rest = list(dropwhile(lambda word: word in ("-u", "-O", "-OO", "-B"), words))
         named = len(rest) > 1 and rest[0] == "-m" and all(part.isidentifier() for part in rest[1].split("."))
         return rest[1] if named else None

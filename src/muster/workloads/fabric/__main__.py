@@ -27,8 +27,8 @@ class EventFile:
 
 
 def main() -> int:
-    """Exit code 0 where this rank came to its end: what it met with stands in its events. One that fails
-    does not end the others: they find out who is missing."""
+    """Run a rank. Return 0 where it came to its end: its findings are in its events. One that fails does not
+    end the others: they find out which is missing."""
     die_with_parent()
     spec = json.loads(Path(os.environ["MUSTER_SPEC"]).read_text(encoding="utf-8"))
     local_rank, folder = int(os.environ["LOCAL_RANK"]), Path(spec["place"])

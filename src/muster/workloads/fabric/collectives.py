@@ -40,8 +40,8 @@ T = TypeVar("T")
 
 
 def pattern(rank: int, first: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A rank's elements first ... first + count - 1: whole numbers below 1009 that differ from rank to rank
-    and place to place. Their sums over up to 16,000 ranks are exact in float32 (below 2^24)."""
+    """Return a rank's elements first ... first + count - 1: whole numbers below 1009 that differ from rank to
+    rank and place to place. Their sums over up to 16,000 ranks are exact in float32 (below 2^24)."""
     index = torch.arange(first, first + count, dtype=torch.int64, device=device)
     return ((index * 31 + rank * 7919 + index // 1009) % 1009).to(dtype)
 
@@ -109,7 +109,7 @@ def _reduce_scatter(group: RankGroup, buffers: Buffers) -> str:
 
 
 def _only_unsupported(error: Exception) -> None:
-    """Another operation may stand in where the backend has none; never where it failed."""
+    """Allow another operation in place of one that the backend does not have; never of one that failed."""
     words = str(error).lower()
     if not any(each in words for each in ("not support", "unsupported", "not implemented", "no backend")):
         raise error
@@ -132,7 +132,7 @@ OPERATIONS = {
 
 
 def sweep(group: RankGroup, report: Report, name: str, budget: float) -> None:
-    """One collective over message sizes, as long as the budget lasts. Rank 0 speaks for all.
+    """Measure one collective over message sizes, as long as the budget lasts. Rank 0 reports for all.
 
     A repeat is timed from a barrier to the end of its last operation, device synchronised, and the slowest
     rank's time counts. What comes next is decided by times that all ranks have agreed on.
@@ -186,7 +186,7 @@ def _timed(group: RankGroup, operation: Operation, buffers: Buffers, iterations:
 
 
 def latency(group: RankGroup, report: Report, budget: float) -> None:
-    """A small all-reduce, many times: the slowest rank's median, mean and best."""
+    """Measure a small all-reduce, many times: the slowest rank's median, mean and best."""
     tensor = torch.zeros(_SMALL_BYTES // 4, device=group.device)
     times: list[float] = []
     for _ in range(5):
@@ -244,8 +244,8 @@ def _compare(report: Report, operation: str, trials: Iterable[ValueTrial]) -> No
 
 
 def _trials(group: RankGroup, name: str) -> Iterator[ValueTrial]:
-    """Every type, size and, of a broadcast, some roots: everyone in a small group, else the first, a middle
-    and the last rank."""
+    """Yield trials of every type, size and, of a broadcast, some roots: all ranks of a small group, else the
+    first, a middle and the last rank."""
     world, roots = group.world_size, [0]
     if name == "broadcast":
         roots = list(range(world)) if world <= 4 else [0, world // 2, world - 1]
@@ -254,7 +254,7 @@ def _trials(group: RankGroup, name: str) -> Iterator[ValueTrial]:
 
 
 def _trial(group: RankGroup, name: str, count: int, dtype: torch.dtype, root: int) -> ValueTrial:
-    """`count`: elements, of each rank's own part where there are parts."""
+    """Return a trial. `count`: elements, of each rank's own part where there are parts."""
     operation = OPERATIONS[name]
     whole = count * (group.world_size if name in ("all-gather", "reduce-scatter") else 1)
     buffers = replace(operation.buffers(group, whole, dtype), root=root)
@@ -271,7 +271,8 @@ def _trial(group: RankGroup, name: str, count: int, dtype: torch.dtype, root: in
 
 
 def _wrong_elements(trial: ValueTrial) -> tuple[int, list[dict[str, Any]]]:
-    """-> (how many differ, the first of them). nan differs from everything, itself included."""
+    """Return how many elements differ, and the first of them. nan differs from everything, itself included.
+    """
     differs = (trial.result != trial.expected).nonzero().flatten()
     count = int(differs.numel())
     shown = []
@@ -292,7 +293,7 @@ def _wrong_elements(trial: ValueTrial) -> tuple[int, list[dict[str, Any]]]:
 
 
 def _finite(value: torch.Tensor) -> float | None:
-    """A number that JSON knows; None for nan and infinities."""
+    """Return a number that JSON knows; None for nan and infinities."""
     return float(value) if bool(torch.isfinite(value)) else None
 
 
@@ -336,7 +337,7 @@ class _Pair:
         self.word = torch.zeros(1, dtype=torch.int64, device=group.device)
 
     def measure(self, size: int, seconds: float, *, fixed: bool) -> int:
-        """Latency, then each direction. -> the bytes that this rank's messages had.
+        """Measure the latency, then each direction. Return the bytes of this rank's messages.
 
         `fixed`: they have `size`, and not less where the time is short.
         """
@@ -359,7 +360,8 @@ class _Pair:
         return int(self.word.item())  # waits for the device
 
     def _latency(self, seconds: float) -> list[float]:
-        """Half round trips, as many as there is time for, on the side that began them; none on the other."""
+        """Return half round trips, as many as there is time for, on the side that began them; none on the
+        other."""
         if self.group.rank != self.first:
             for _ in range(_WARM_PINGS):
                 self._tell(self._hear())
@@ -379,7 +381,8 @@ class _Pair:
         return (time.perf_counter() - began) / 2
 
     def _send(self, size: int, seconds: float, *, fixed: bool) -> tuple[int, list[float]]:
-        """-> (bytes of a timed message, seconds of each). Before each message its size goes ahead; 0 ends."""
+        """Send messages, each behind its size; 0 ends. Return the bytes of a timed message, and the seconds
+        of each."""
         began = time.perf_counter()
         guess = self._send_one(min(size, _FIRST_BYTES))
         if not fixed:
@@ -470,8 +473,8 @@ class SplitProduct:
         return ProductTimes(slowest, sent + gathered, by_rank.tolist())
 
     def _timed(self, work: Callable[[], T]) -> tuple[float, T]:
-        """-> (seconds until the device has done it, what it gave). A barrier before, so that waiting for a
-        slow rank's multiplication is not taken for communication."""
+        """Return the seconds until the device has done the work, and its result. A barrier comes first, so
+        that waiting for a slow rank's multiplication is not taken for communication."""
         self.group.barrier()
         began = time.perf_counter()
         made = work()
@@ -479,8 +482,8 @@ class SplitProduct:
         return time.perf_counter() - began, made
 
     def trial(self) -> ValueTrial:
-        """C by its effect on a vector of whole numbers above 0 in float64 (Freivalds' check), row by row.
-        A row's source is the rank that multiplied it."""
+        """Check C by its effect on a vector of whole numbers above 0 in float64 (Freivalds' check), row by
+        row. A row's source is the rank that multiplied it."""
         left, right = self.own
         expected = left.double() @ (right.double() @ self.vector)
         result = self.whole.double() @ self.vector
@@ -488,9 +491,10 @@ class SplitProduct:
 
 
 def check_product(group: RankGroup, report: Report, budget: float) -> None:
-    """The largest size for which the budget gives `_PRODUCTS` repeats, by how long the smallest one took.
+    """Multiply matrices over all ranks, of the largest size for which the budget allows `_PRODUCTS` repeats,
+    by the time of the smallest one.
 
-    Every rank compares the whole result of the last repeat; rank 0 speaks for all about the times.
+    Every rank compares the whole result of the last repeat; rank 0 reports the times for all.
     """
     smallest, largest = _GPU_SIZES if group.on_gpu else _CPU_SIZES
     with torch.inference_mode():
@@ -521,8 +525,8 @@ def check_product(group: RankGroup, report: Report, budget: float) -> None:
 
 
 def _size(small: ProductTimes, smallest: int, largest: int, budget: float) -> int:
-    """Twice the size is at most 8 times the multiplication and 4 times the rest. All ranks agree, for they
-    have the same times."""
+    """Return the largest size within the budget: twice the size is at most 8 times the multiplication and 4
+    times the rest. All ranks agree, since they have the same times."""
     size, compute, rest = smallest, small.compute, small.communication
     while size * 2 <= largest and (8 * compute + 4 * rest) * (_PRODUCTS + _OTHER) <= budget:
         size, compute, rest = size * 2, 8 * compute, 4 * rest
@@ -560,7 +564,7 @@ class Unit:
         self.group.sync()
 
     def seconds(self, span: float) -> float:
-        """Of one, the mean over about `span` seconds."""
+        """Return the seconds of one, the mean over about `span` seconds."""
         done, began = 0, time.perf_counter()
         while done == 0 or time.perf_counter() - began < span:
             self.run()
@@ -569,7 +573,8 @@ class Unit:
 
 
 def check_beside(group: RankGroup, report: Report, budget: float) -> None:
-    """Rank 0 speaks for all. The largest message that the sweep may use, or as large as the budget allows."""
+    """Measure computation and an all-reduce at once; rank 0 reports for all. The message is the largest that
+    the sweep may use, or as large as the budget allows."""
     part = budget / 5
     with torch.inference_mode():
         unit = Unit(group)
@@ -610,7 +615,7 @@ def _message(group: RankGroup, span: float) -> tuple[Buffers, float]:
 
 
 def _together(group: RankGroup, unit: Unit, buffers: Buffers, times: int) -> tuple[float, float]:
-    """-> (units computed while so many all-reduces went on, their seconds)."""
+    """Return the units computed while so many all-reduces went on, and their seconds."""
     computed, spent = 0, 0.0
     for _ in range(times):
         group.barrier()

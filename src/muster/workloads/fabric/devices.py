@@ -31,7 +31,7 @@ _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16,
 
 
 def check_matmul(group: RankGroup, report: Report, budget: float) -> None:
-    """Every precision that the device can do, each for its part of the time."""
+    """Measure every precision that the device supports, each for its part of the time."""
     precisions = able(group)
     for precision in precisions:
         with torch.inference_mode():
@@ -42,8 +42,8 @@ def check_matmul(group: RankGroup, report: Report, budget: float) -> None:
 
 
 def able(group: RankGroup) -> list[str]:
-    """Compute capability 8 has tf32 and bf16, 7 has fp16's tensor cores (NVIDIA's CUDA programming guide).
-    A CPU is asked for bf16 only where it has instructions for it."""
+    """Return the precisions of the device. Compute capability 8 has tf32 and bf16, 7 has fp16's tensor cores
+    (NVIDIA's CUDA programming guide). A CPU is asked for bf16 only where it has instructions for it."""
     if group.on_gpu:
         major = torch.cuda.get_device_capability(group.device)[0]
         return ["fp32", *(["tf32", "bf16"] if major >= 8 else []), *(["fp16"] if major >= 7 else [])]
@@ -106,9 +106,9 @@ def _timed(
 
 
 def _is_right(group: RankGroup, n: int, dtype: torch.dtype) -> bool:
-    """A product of matrices of -1, 0 and 1 (1 in 8 is not 0), which is exact in every precision: sums stay
-    far below 256, up to which bfloat16 has every whole number. Compared by its effect on a vector of whole
-    numbers in float64 (Freivalds' check), row by row."""
+    """Check a product of matrices of -1, 0 and 1 (1 in 8 is not 0), which is exact in every precision: sums
+    stay far below 256, up to which bfloat16 has every whole number. It is compared by its effect on a vector
+    of whole numbers in float64 (Freivalds' check), row by row."""
     generator = torch.Generator().manual_seed(n)
     left, right = (sparse(n, generator).to(group.device) for _ in range(2))
     vector = torch.randint(-9, 10, (n, 1), generator=generator).to(group.device, torch.float64)
@@ -130,7 +130,8 @@ _COPIES = 10
 
 
 def check_copy(group: RankGroup, report: Report, budget: float) -> None:
-    """Each direction for half the time, or ten times. A CPU has nothing to copy to, and says nothing."""
+    """Measure each direction for half the time, or ten times. A CPU has nothing to copy to, and reports
+    nothing."""
     if not group.on_gpu:
         return
     host = torch.empty(_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -161,7 +162,8 @@ _OF_FREE = 0.05  # of the free space, at most
 
 
 def check_disk(group: RankGroup, report: Report, budget: float) -> None:
-    """The host's first rank alone. Raises WorkerError where the folder cannot be written or read."""
+    """Measure the disk, on the host's first rank alone. Raises WorkerError where the folder cannot be written
+    or read."""
     if group.local_rank != 0:
         return
     folder = Path(group.asked.disk_folder).expanduser() if group.asked.disk_folder else group.base
@@ -203,7 +205,7 @@ def _measure_disk(path: Path, folder: Path, blocks: int, report: Report, budget:
 
 
 def _open(path: Path, flags: int) -> tuple[int, bool]:
-    """Past the cache where it can be: some file systems refuse (EINVAL)."""
+    """Open a file, past the cache where that is possible: some file systems refuse (EINVAL)."""
     try:
         return os.open(path, flags | os.O_DIRECT, 0o600), True
     except OSError:
@@ -212,7 +214,7 @@ def _open(path: Path, flags: int) -> tuple[int, bool]:
 
 
 def _write(descriptor: int, block: mmap.mmap, blocks: int, seconds: float) -> tuple[int, float]:
-    """-> (blocks written, seconds with the final fsync). Stops when the time is up."""
+    """Write until the time is up. Return the blocks written, and the seconds with the final fsync."""
     began = time.perf_counter()
     written = 0
     while written < blocks and (not written or time.perf_counter() - began < seconds):
@@ -229,7 +231,7 @@ def _all(count: int) -> None:
 
 
 def _drop(descriptor: int) -> bool:
-    """Ask the kernel to forget the file's pages. Whether it took the request."""
+    """Ask the kernel to forget the file's pages. Return whether it took the request."""
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     except OSError:
@@ -238,7 +240,7 @@ def _drop(descriptor: int) -> bool:
 
 
 def _read(descriptor: int, block: mmap.mmap, blocks: int, pattern: bytes) -> tuple[bool, float]:
-    """-> (whether every block is what was written, seconds of reading alone)."""
+    """Return whether every block is what was written, and the seconds of reading alone."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     right, seconds = True, 0.0
     for number in range(blocks):

@@ -1,5 +1,5 @@
-"""What ranks reported while they measured -> figures, and who is slowest or to blame. Pure; the same for
-`muster check` and the workload.
+"""From what ranks reported while they measured to figures, and to who is slowest or to blame. Pure; the same
+for `muster check` and the workload.
 
 An event is plain data: kind, rank, time, and what belongs to the kind.
 """
@@ -58,17 +58,17 @@ class RankEvents:
             self.add(host, event)
 
     def add(self, host: str, event: Event) -> None:
-        """Take one more."""
+        """Add an event."""
         self.events.append((host, event))
         if event["kind"] == "ready":
             self._names[event["rank"]] = str(event.get("device", "unknown"))
 
     def host_of(self, rank: int) -> str:
-        """The label of a rank's host. Raises KeyError for a rank that there is not."""
+        """Return the label of a rank's host. Raises KeyError for a rank that there is not."""
         return self._hosts[rank]
 
     def of(self, *kinds: str) -> list[tuple[str, Event]]:
-        """The events of some kinds, by rank."""
+        """Return the events of some kinds, by rank."""
         chosen = [(host, event) for host, event in self.events if event["kind"] in kinds]
         return sorted(chosen, key=lambda each: int(each[1]["rank"]))
 
@@ -84,7 +84,7 @@ class RankEvents:
         return made
 
     def figures(self) -> dict[str, Any]:
-        """The fields that a check's document and a run's result have alike."""
+        """Return the fields that a check's document and a run's result have alike."""
         on_gpus = self.device == "cuda"
         return {
             "device": "cuda" if on_gpus else "cpu",
@@ -99,7 +99,7 @@ class RankEvents:
         }
 
     def devices(self, host: str) -> list[str]:
-        """The devices of a host's ranks that came so far, in the order of ranks."""
+        """Return the devices of a host's ranks that came so far, in the order of ranks."""
         return [name for rank, name in sorted(self._names.items()) if self._hosts.get(rank) == host]
 
     def _values(self) -> list[ValueCheck]:
@@ -119,7 +119,7 @@ class RankEvents:
         ]
 
     def _wrong(self) -> list[WrongValue]:
-        """The first wrong elements that each rank saw."""
+        """Return the first wrong elements that each rank saw."""
         listed = []
         for host, event in self.of("values"):
             for shown in event["shown"]:
@@ -192,7 +192,7 @@ class RankEvents:
         return Product(flops=2 * figures["n"] ** 3 / figures["total"], **figures)
 
     def curtailed(self) -> list[str]:
-        """What was cut short to stay in time, in words."""
+        """Return what was cut short to stay in time, in words."""
         return [
             f"{event['operation']}: not measured from {event['bytes']} bytes on: "
             f"its {event['seconds']:.1f} s were used up"
@@ -200,7 +200,7 @@ class RankEvents:
         ]
 
     def seconds(self) -> dict[str, float]:
-        """What each question took on rank 0. One without an end was cut off."""
+        """Return what each question took on rank 0. One without an end was cut off."""
         begun: dict[str, float] = {}
         spent: dict[str, float] = {}
         for _, event in self.of("begin", "end"):
@@ -230,7 +230,7 @@ class RankEvents:
 
 
 def content(event: Event) -> dict[str, Any]:
-    """What belongs to the kind alone."""
+    """Return what belongs to the kind alone."""
     return {key: value for key, value in event.items() if key not in ("kind", "rank", "time")}
 
 
@@ -239,7 +239,7 @@ def content(event: Event) -> dict[str, Any]:
 
 
 def fabric_run(read: RankEvents) -> FabricRun:
-    """Whatever was reported so far counts."""
+    """Return the figures of whatever was reported so far."""
     figures, pairs = read.figures(), read.pairs()
     matrix = pair_matrix(pairs, alone=len(read.places) == 1)
     return FabricRun(
@@ -252,7 +252,8 @@ def fabric_run(read: RankEvents) -> FabricRun:
 
 
 def pair_matrix(pairs: Sequence[TimedPair], *, alone: bool) -> PairMatrix | None:
-    """`alone`: there is one host, whose ranks talk with each other; else one rank speaks for each host."""
+    """Return bandwidths from row to column. `alone`: there is one host, whose ranks exchange with each other;
+    else one rank stands for each host."""
     if not pairs:
         return None
     hosts = {each.source: each.source_host for each in pairs}
@@ -277,7 +278,7 @@ def pair_matrix(pairs: Sequence[TimedPair], *, alone: bool) -> PairMatrix | None
 
 
 def slowest_links(matrix: PairMatrix | None) -> list[Slowest]:
-    """The slowest direction, and the host whose best link is slowest, against the medians.
+    """Return the slowest direction, and the host whose best link is slowest, against the medians.
 
     A host is judged by its best links: a peer's slow link is not its fault. Two hosts share their one link,
     so that neither is named.
@@ -337,7 +338,7 @@ def _lowest(what: Any, of_hosts: Mapping[str, float], precision: str | None = No
 
 
 def fabric_result(made: Result, measured: Sequence[tuple[str, Event]], job: Job) -> Result:
-    """The same with what was measured, and without a model, an engine, a batch."""
+    """Return the same with what was measured, and without a model, an engine, a batch."""
     read = RankEvents(job.placements, job.device, measured)
     torch = next((event.get("torch") for _, event in measured if event["kind"] == "ready"), None)
     fabric = fabric_run(read)
@@ -360,7 +361,7 @@ def fabric_result(made: Result, measured: Sequence[tuple[str, Event]], job: Job)
 
 
 def _unanswered(read: RankEvents, failure: Failure) -> Failure | None:
-    """The failure of whom others missed, unless it is that host's own words already."""
+    """Return the failure of whom others missed, unless it is that host's own words already."""
     accused = read.accused()
     if not accused or failure.host in accused:
         return None
@@ -374,7 +375,7 @@ def _unanswered(read: RankEvents, failure: Failure) -> Failure | None:
 
 
 def _wrong_results(fabric: FabricRun) -> Failure | None:
-    """The first host that wrong values point at: they are a failure, however smoothly they came."""
+    """Return the first host that wrong values point at: they are a failure, however smoothly they came."""
     hint = "leave the host out; test its memory, device and network card"
     if fabric.wrong:
         guilty = sorted(suspects(fabric.wrong))
@@ -389,7 +390,7 @@ def _wrong_results(fabric: FabricRun) -> Failure | None:
 
 
 def suspects(wrong: Sequence[WrongValue]) -> set[str]:
-    """The hosts that wrong values point at.
+    """Return the hosts that wrong values point at.
 
     An element with a known source accuses it and who saw it: a host that is part of all such elements is the
     one. An element of a sum accuses who saw it, as far as the others do not say otherwise.

@@ -52,7 +52,7 @@ class RankGroup:
         return [first for _, first, _ in self.hosts]
 
     def host_of(self, rank: int) -> str:
-        """The label of a rank's host."""
+        """Return the label of a rank's host."""
         return next(label for label, first, slots in self.hosts if first <= rank < first + slots)
 
     def sync(self) -> None:
@@ -66,14 +66,14 @@ class RankGroup:
         self.sync()
 
     def agree(self, *values: float) -> list[float]:
-        """The largest of every value over all ranks, the same on each: what all of them decide by."""
+        """Return the largest of every value over all ranks, the same on each: what all of them decide by."""
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return [float(value) for value in tensor.cpu()]
 
 
 def device_of(kind: str, local_rank: int) -> torch.device:
-    """A rank's device: `kind` is cpu or cuda."""
+    """Return a rank's device: `kind` is cpu or cuda."""
     return torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
 
 

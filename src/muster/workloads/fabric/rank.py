@@ -50,7 +50,7 @@ class Round:
         self.report("ready", device=device, torch=str(torch.__version__), threads=threads)
 
     def _work(self, question: str, budget: float) -> Callable[[], None] | None:
-        """What to call for a question; None for one that is not a rank's."""
+        """Return what to call for a question; None for one that is not a rank's."""
         group, report = self.group, self.report
         if question in collectives.OPERATIONS:
             return lambda: collectives.sweep(group, report, question, budget)

@@ -74,7 +74,7 @@ class FabricRequest:
         return 2 * self.seconds + self.arrival + 2 * self.patience + 60
 
     def grown(self, ranks: int) -> FabricRequest:
-        """The same for so many ranks on GPUs: 0.1 s more patience for each.
+        """Return the same for so many ranks on GPUs: 0.1 s more patience for each.
 
         A new group's first operation also forms it in NCCL: every rank meets the root and connects, which
         takes longer the more there are. So 8 ranks have 20.8 s, 1,024 have 122 s.
@@ -82,7 +82,7 @@ class FabricRequest:
         return replace(self, patience=self.patience + _FORMING * ranks)
 
     def share(self, question: str) -> float:
-        """The seconds that a question may take."""
+        """Return the seconds that a question may take."""
         return self.seconds * _SHARES.get(question, 0.0)
 
 
@@ -94,7 +94,7 @@ def algbw(size: float, seconds: float) -> float:
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """What algbw is multiplied with. Raises ValueError for an operation without one."""
+    """Return what algbw is multiplied with. Raises ValueError for an operation without one."""
     if ranks < 1:
         raise ValueError(f"a collective has at least one rank, not {ranks}")
     if operation == "all-reduce":

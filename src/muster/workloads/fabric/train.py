@@ -56,7 +56,7 @@ def measure(context: Context) -> None:
 
 
 def request_of(fabric: Fabric, device: str, world_size: int) -> FabricRequest:
-    """The recipe's section as the questions that ranks know."""
+    """Return the recipe's section as the questions that ranks know."""
     alone, split = (("matmul",), (PRODUCT,)) if fabric.matmul else ((), ())
     more = 1 if world_size > 1 else ALONE
     message = (64 if device == "cuda" else 4) * MIB  # point to point

@@ -20,15 +20,15 @@ class Dice:
         self._random = random.Random(seed).random
 
     def chance(self, probability: float) -> bool:
-        """True with the given probability."""
+        """Return true with the given probability."""
         return self._random() < probability
 
     def below(self, limit: int) -> int:
-        """A whole number in [0, limit)."""
+        """Return a whole number in [0, limit)."""
         return int(self._random() * limit)
 
     def between(self, low: int, high: int) -> int:
-        """A whole number in [low, high]."""
+        """Return a whole number in [low, high]."""
         return low + self.below(high - low + 1)
 
     def pick(self, items: Sequence[T]) -> T:

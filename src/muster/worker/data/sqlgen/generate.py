@@ -135,7 +135,7 @@ def _examples(
     asked: set[str],
     accept: Callable[[Schema, str], bool],
 ) -> list[Example]:
-    """The shapes in turn, so that each has the same share until it has no new questions.
+    """Return the shapes in turn, so that each has the same share until it has no new questions.
 
     No question occurs twice, here or in an earlier call with the same `asked`.
     """
@@ -183,14 +183,15 @@ def make_rows(schema: Schema, values: Values, dice: Dice) -> Rows:
 
 
 def _parent(count: int, dice: Dice) -> int:
-    """A parent's id; every fifth parent has no children, so that "without" questions have an answer."""
+    """Return a parent's id; every fifth parent has no children, so that "without" questions have an
+    answer."""
     while (chosen := dice.between(1, count)) % 5 == 0:
         pass
     return chosen
 
 
 def _column(table: SqlTable, column: Column, values: Values, dice: Dice) -> list[str | int]:
-    """The cells of one column; cells of the label column are all different."""
+    """Return the cells of one column; cells of the label column are all different."""
     label = column is table.label
     if column.is_number:
         if not label:

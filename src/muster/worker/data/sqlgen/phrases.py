@@ -43,33 +43,33 @@ class Draw:
         return self.dice.pick(phrasings)
 
     def table(self) -> SqlTable:
-        """A table of the schema."""
+        """Return a table of the schema."""
         return self.dice.pick(self.schema.tables)
 
     def grouped(self) -> SqlTable:
-        """A table that has a text column whose values repeat."""
+        """Return a table that has a text column whose values repeat."""
         return self.dice.pick([table for table in self.schema.tables if table.groups])
 
     def link(self) -> tuple[SqlTable, SqlTable]:
-        """A child and its parent."""
+        """Return a child and its parent."""
         return self.dice.pick(self.schema.links)
 
     def comparison(self) -> tuple[str, str]:
-        """An operator and words for it."""
+        """Return an operator and words for it."""
         operator, words = self.dice.pick(COMPARISONS)
         return operator, self.dice.pick(words)
 
     def aggregate(self, column: Column) -> tuple[str, str]:
-        """An SQL function that makes sense for a number, and a word for it: nobody sums years."""
+        """Return an SQL function that makes sense for a number, and a word for it: nobody sums years."""
         function, words = self.dice.pick(AGGREGATES[:-1] if column.is_year else AGGREGATES)
         return function, self.dice.pick(words)
 
     def other(self, table: SqlTable, *taken: Column) -> Column:
-        """A column that is not one of those."""
+        """Return a column that is not one of those."""
         return self.dice.pick([column for column in table.columns if column not in taken])
 
     def name_of(self, table: SqlTable) -> tuple[str, str]:
-        """A row's label, as one says it and as SQL writes it."""
+        """Return a row's label, as one says it and as SQL writes it."""
         if table.label.is_number:
             number = str(self.pool.number(table, table.label, stored=True))
             return number, number
@@ -85,7 +85,7 @@ class Draw:
         return Condition(words, f"{prefix}{column.name} = '{value}'")
 
     def compared(self, table: SqlTable, column: Column, prefix: str = "") -> Condition:
-        """Number column against a value."""
+        """Return number column against a value."""
         operator, words = self.comparison()
         value = self.pool.number(table, column)
         words = self.say(
@@ -101,7 +101,7 @@ class Draw:
         return self.compared(table, column, prefix) if column.is_number else self.equal(table, column, prefix)
 
     def list_of(self, table: SqlTable, rest: str) -> str:
-        """A request for the labels of rows: "Which employees ..."."""
+        """Return a request for the labels of rows: "Which employees ..."."""
         label = table.label.phrase
         return self.say(
             f"Which {table.many} are there {rest}?",

@@ -76,7 +76,7 @@ class Schema:
     tables: tuple[SqlTable, ...]
 
     def table(self, name: str) -> SqlTable:
-        """The table of that name."""
+        """Return the table of that name."""
         return next(table for table in self.tables if table.name == name)
 
     @property

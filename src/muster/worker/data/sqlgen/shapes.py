@@ -143,7 +143,7 @@ def group_count(draw: Draw) -> Pair:
 
 
 def group_aggregate(draw: Draw) -> Pair:
-    """An aggregate per value of a text column."""
+    """Return an aggregate per value of a text column."""
     table = draw.grouped()
     group, column = draw.dice.pick(table.groups), draw.dice.pick(table.numbers)
     function, word = draw.aggregate(column)
@@ -172,7 +172,7 @@ def having(draw: Draw) -> Pair:
 
 
 def top(draw: Draw) -> Pair:
-    """The first few rows in the order of a number, perhaps of those that meet a condition."""
+    """Return the first few rows in the order of a number, perhaps of those that meet a condition."""
     table = draw.table()
     column = draw.dice.pick(table.numbers)
     rows, down = draw.dice.between(2, 9), draw.dice.chance(0.5)
@@ -212,7 +212,7 @@ def order(draw: Draw) -> Pair:
 
 
 def distinct(draw: Draw) -> Pair:
-    """The different values of a text column among rows that meet a condition."""
+    """Return the different values of a text column among rows that meet a condition."""
     table = draw.grouped()
     group, column = draw.dice.pick(table.groups), draw.dice.pick(table.numbers)
     condition = draw.compared(table, column)
@@ -246,7 +246,7 @@ def _join(child: SqlTable, parent: SqlTable) -> str:
 
 
 def join_where(draw: Draw) -> Pair:
-    """A child's column where the parent meets a condition."""
+    """Return a child's column where the parent meets a condition."""
     child, parent = draw.link()
     condition = draw.condition(parent, f"{parent.name}.")
     column = draw.dice.pick(child.columns)
@@ -259,7 +259,7 @@ def join_where(draw: Draw) -> Pair:
 
 
 def join_named(draw: Draw) -> Pair:
-    """The children of the parent with a given name."""
+    """Return the children of the parent with a given name."""
     child, parent = draw.link()
     value, literal = draw.name_of(parent)
     column = draw.dice.pick(child.columns)
@@ -273,7 +273,7 @@ def join_named(draw: Draw) -> Pair:
 
 
 def join_parent(draw: Draw) -> Pair:
-    """A column of the parent of a given child."""
+    """Return a column of the parent of a given child."""
     child, parent = draw.link()
     column = draw.dice.pick(parent.columns)
     value, literal = draw.name_of(child)
@@ -287,7 +287,7 @@ def join_parent(draw: Draw) -> Pair:
 
 
 def join_aggregate(draw: Draw) -> Pair:
-    """A number of the children, aggregated, where the parent meets a condition; or their count."""
+    """Return a number of the children, aggregated, where the parent meets a condition; or their count."""
     child, parent = draw.link()
     condition = draw.condition(parent, f"{parent.name}.")
     if draw.dice.chance(0.3):
@@ -350,7 +350,8 @@ def join_having(draw: Draw) -> Pair:
 
 
 def without(draw: Draw) -> Pair:
-    """A column of the parents without children, perhaps of those that meet a condition: a nested query."""
+    """Return a column of the parents without children, perhaps of those that meet a condition: a nested
+    query."""
     child, parent = draw.link()
     column = draw.dice.pick(parent.columns)
     rest, more = "", ""

@@ -82,7 +82,7 @@ class Pool(Protocol):
     """Where a question takes its values from."""
 
     def text(self, table: SqlTable, column: Column) -> str:
-        """A name, place or category."""
+        """Return a name, place or category."""
         ...
 
     def texts(self, table: SqlTable, column: Column) -> tuple[str, str]:
@@ -90,7 +90,7 @@ class Pool(Protocol):
         ...
 
     def number(self, table: SqlTable, column: Column, stored: bool = False) -> int:
-        """A number in the column's range; `stored`: one to ask for by equality."""
+        """Return a number in the column's range; `stored`: one to ask for by equality."""
         ...
 
     def numbers(self, table: SqlTable, column: Column) -> tuple[int, int]:
