@@ -92,7 +92,7 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
         return attention
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Number the modules: the model is complete now."""
+        """Assign numbers to the modules: the model is complete now."""
         modules = list(self.trainer.model.named_modules())
         self.names = [name for name, _ in modules]
         self.places = {id(module): place for place, (_, module) in enumerate(modules)}

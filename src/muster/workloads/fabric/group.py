@@ -134,7 +134,7 @@ class GroupStore:
         return RollCall(missing, unwell)
 
     def open_group(self) -> None:
-        """A fresh process group of all ranks. Raises what torch raises."""
+        """Open a fresh process group of all ranks. Raises what torch raises."""
         self.close_group()
         self._groups += 1
         dist.init_process_group(

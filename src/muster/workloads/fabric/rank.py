@@ -120,7 +120,7 @@ class Round:
             self._regroup(question)
 
     def _regroup(self, question: str) -> None:
-        """A fresh group; all ranks have it, or none."""
+        """Open a fresh group; all ranks have it, or none."""
         well = self._try(question, self.meeting.open_group)
         called = self._called(f"group for {question}", well)
         self.together = not called.missing and not called.unwell
