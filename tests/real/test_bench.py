@@ -137,5 +137,5 @@ def test_a_command(tmp_path: Path) -> None:
     assert first.figures["step_seconds"] == pytest.approx(0.1)
     assert jobs["clock", 1].measure == CLOCK
     assert 2.5 <= jobs["clock", 1].figures["seconds"] < 60
-    assert "tells no speed" in jobs["blind", 1].not_measured[0]
+    assert "states no speed" in jobs["blind", 1].not_measured[0]
     assert not jobs["clock", 1].not_measured or "other processes" in jobs["clock", 1].not_measured[0]

@@ -15,7 +15,7 @@ from muster.workloads.command.spec import CommandRecipe
 
 CLOCK = "seconds from start to end"
 SHORTEST = 2.0  # seconds of a job that the clock measures: of less, the start is too large a part
-TELL = "run.line says how its lines are read, muster.step tells it (docs/run.md)"
+TELL = "run.line says how its lines are read, muster.step reports it (docs/run.md)"
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ def notes_on(jobs: Mapping[str, Speed], records: Mapping[str, JobRecord]) -> Ite
 def _by_output(run: CommandRun) -> Speed:
     if run.rate is None or not run.rate > 0 or not run.rests_on:
         how = f"the output ({run.told_by})" if run.told_by else "the output"
-        why = f"{run.told_by or 'its output'} tells no speed; {TELL}, and run.speed=seconds takes the clock"
+        why = f"{run.told_by or 'its output'} states no speed; {TELL}, and run.speed=seconds takes the clock"
         return Speed(how, None, why)
     timed = run.step_seconds is not None
     seconds = run.rests_on * run.step_seconds if run.step_seconds else 1.0
     figures = MeasuredWindows(
         run.rests_on, 0, run.rate * seconds, seconds, variation=run.variation, timed=timed, unit=run.unit
     )
-    return Speed(f"{run.unit}/s as {run.told_by} tells them", figures)
+    return Speed(f"{run.unit}/s as {run.told_by} states them", figures)
 
 
 def _by_clock(run: CommandRun) -> Speed:

@@ -27,7 +27,7 @@ class JobRecord(JobEntry):
         default=False, description="several times as long as those alike, so it was ended: its speed counts"
     )
     usage: bool = Field(
-        default=False, description="bad input, or stopped by somebody: nothing that hosts did"
+        default=False, description="bad input, or stopped by a person: not the hosts' doing"
     )
     exit_code: int | None = Field(default=None, description="of muster train; negative: ended by that signal")
     devices: dict[str, str] = Field(default_factory=dict, description="host -> what its ranks ran on")

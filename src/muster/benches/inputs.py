@@ -196,7 +196,7 @@ def _with_command(suite: Suite, recipe: Mapping[str, Any]) -> Suite:
     """Return the suite with this command for every entry that trains, on the same groups as often: without
     what belongs to the recipe, which are its settings, its thresholds, and published figures. Entries that
     differ by those alone become one. Raises UsageError where they differ by their recipe."""
-    own = _training(suite, "-- COMMAND", "a suite of your own can have `command: [...]` beside any recipe")
+    own = _training(suite, "-- COMMAND", "a suite of your own can have `command: [...]` next to any recipe")
     jobs: list[Entry] = []
     for each in suite.jobs:
         if each.name in own:

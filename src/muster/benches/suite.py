@@ -146,11 +146,11 @@ class Entry(entries.NamedRecipe):
         "the same work on all sizes. Null: no curve.",
     )
     thresholds: list[Threshold] = Field(
-        default_factory=list, description="What this entry's jobs must reach, beside the suite's thresholds."
+        default_factory=list, description="What this entry's jobs must reach, in addition to the suite's thresholds."
     )
     published: list[Published] = Field(
         default_factory=list,
-        description="What others published of this recipe, shown beside what is measured.",
+        description="Published figures of this recipe, shown next to what is measured.",
     )
 
     @model_validator(mode="before")

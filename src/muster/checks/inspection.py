@@ -21,7 +21,7 @@ class CheckResult(Part):
 
     check: str
     level: LevelName = Field(
-        description="note: nobody acts on it; unknown: it could not be found out, which is not a pass"
+        description="note: it needs no action; unknown: it could not be found out, which is not a pass"
     )
     problem: str = ""
     evidence: str = Field("", description="what was seen on this host")

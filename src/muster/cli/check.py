@@ -47,7 +47,7 @@ def check(
     ] = True,
     list_: Annotated[bool, Option("--list", help="Explain every check; contact no host.")] = False,
     verbose: Annotated[
-        bool, Option("--verbose", "-v", help="Also print facts on which nobody has to act.")
+        bool, Option("--verbose", "-v", help="Also print facts that need no action.")
     ] = False,
     json: Json = False,
 ) -> int:

@@ -226,8 +226,8 @@ class Overlap(Part):
     rank; and the cost of a collective's start for ranks that have computed independently."""
 
     bytes: int = Field(description="of the message")
-    computing: float = Field(description="speed of the computation beside the exchange; 1: as alone")
-    exchanging: float = Field(description="speed of the exchange beside the computation; 1: as alone")
+    computing: float = Field(description="speed of the computation during the exchange; 1: as alone")
+    exchanging: float = Field(description="speed of the exchange during the computation; 1: as alone")
     meeting: float = Field(description="seconds of a small all-reduce after computing, beyond itself")
     apart: float = Field(description="seconds that ranks computed before each meeting")
 
@@ -305,6 +305,6 @@ class FabricRun(Figures):
     device: Literal["cpu", "cuda"]
     backend: str
     devices: dict[str, list[str]] = Field(description="per host, in the order of its ranks")
-    pairs: PairMatrix | None = Field(None, description="None: nobody to talk with, or not measured yet")
+    pairs: PairMatrix | None = Field(None, description="None: there is no peer, or it is not measured yet")
     slowest: list[Slowest] = Field(default_factory=list)
     seconds: dict[str, float] = Field(description="per question, from its begin to its end on rank 0")

@@ -136,7 +136,7 @@ def parse_hosts(text: str, env: Mapping[str, str] | None = None) -> Inventory:
         return _parse_local(text, local["a"], local["b"])
     name, _, count = text.partition(":")
     if _misspelt(name) and re.fullmatch(r"\d+(x\d+)?", count):
-        hint = f"did you mean local:{count}? A host of this name stands in a host file"
+        hint = f"did you mean local:{count}? A host of this name goes into a host file"
         raise InventoryError("looks like this machine, misspelt", where=text, hint=hint)
     hosts = []
     for item in split_outside("[]", text):

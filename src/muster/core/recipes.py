@@ -53,7 +53,7 @@ class _Loader(yaml.SafeLoader):
         for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
             line = key.start_mark.line + 1
             if key.value in lines:
-                raise yaml.YAMLError(f"{key.value!r} stands twice, in lines {lines[key.value]} and {line}")
+                raise yaml.YAMLError(f"{key.value!r} is given twice, in lines {lines[key.value]} and {line}")
             lines[key.value] = line
         made: dict[Any, Any] = super().construct_mapping(node, deep)
         return made

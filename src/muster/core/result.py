@@ -129,7 +129,7 @@ class Flops(Part):
     )
     mfu: float | None = Field(None, description="model FLOPs utilization: model_per_second / peak")
     hfu: float | None = Field(None, description="hardware FLOPs utilization: hardware_per_second / peak")
-    counting_seconds: float | None = Field(None, description="what counting cost a rank, beside training")
+    counting_seconds: float | None = Field(None, description="what counting cost a rank, in addition to training")
 
 
 class Memory(Part):
@@ -475,7 +475,7 @@ class JobEntry:
         default="", description="log; pattern (--host-pattern); guess: file name, or guess: folder name"
     )
     world_size: int | None = None
-    workload: str = Field(default="", description="what was trained, as far as the log tells")
+    workload: str = Field(default="", description="what was trained, as far as the log states it")
     work: str = Field(default="", description="jobs of the same work on as many hosts are compared")
     started: float | None = Field(
         default=None, description="Unix time, as `ended`; of a log, by the clock of who wrote it"

@@ -112,7 +112,7 @@ class RolloutRecipe(DialogueRecipe):
                 raise DataError(
                     "has no SQLite file or no expected SQL, so no answer can be judged by running it",
                     where=sample.where,
-                    hint="reward.model=RUN or reward.function=FILE.py:NAME; or a field database beside it",
+                    hint="reward.model=RUN or reward.function=FILE.py:NAME; or a field database next to it",
                 )
 
     @property

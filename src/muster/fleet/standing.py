@@ -36,7 +36,7 @@ _LOADER = "torch/utils/data/"
 _SLEEPS = {
     "nanosleep": "it sleeps",
     "pipe": "it waits for a pipe",
-    "wait_for_partner": "it waits for a pipe that nobody opens at its other end",
+    "wait_for_partner": "it waits for a pipe that no process opens at its other end",
     "futex": "it waits for a lock or another thread",
     "sk_wait": "it waits for the network",
     "tcp": "it waits for the network",

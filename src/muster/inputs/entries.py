@@ -27,7 +27,7 @@ from muster.core.recipes import (
 from muster.core.section import Section
 
 NAME_HINT = (
-    "at most 41 letters, digits, {marks}, a letter or digit first; `name: NAME` beside `recipe` gives one"
+    "at most 41 letters, digits, {marks}, a letter or digit first; `name: NAME` next to `recipe` gives one"
 )
 
 
@@ -60,7 +60,7 @@ class NamedRecipe(Section):
 
     name: str = ""
     recipe: str | dict[str, Any] = Field(
-        description="A shipped recipe's name, a file (beside this file, or as given), or a recipe itself."
+        description="A shipped recipe's name, a file (next to this file, or as given), or a recipe itself."
     )
     set: Annotated[dict[str, Any], BeforeValidator(_dotted)] = Field(
         default_factory=dict, description="Changes to the recipe, nested or with dotted keys."

@@ -134,7 +134,7 @@ def _check_bits(recipe: Recipe, config: Mapping[str, Any]) -> None:
             raise RecipeError(
                 f"is {value}, and weights in so few bits cannot be trained",
                 where=key,
-                hint="lora.rank=64 lora.targets=all-linear trains adapters beside them",
+                hint="lora.rank=64 lora.targets=all-linear trains adapters next to them",
             )
         if recipe.model.init != "pretrained" or recipe.model.name is None:
             raise RecipeError(
@@ -165,7 +165,7 @@ def _check_half(recipe: Recipe) -> None:
             f"{engine} does not do that",
             " or ".join(f"engine.name={each}" for each in able),
         ),
-        (others, f"{recipe.workload} has other models beside it", usual),
+        (others, f"{recipe.workload} has other models in its step", usual),
         (kept and not recipe.tokenized, f"{recipe.workload} trains no model of text", usual),
         (recipe.model.quantized is not None, "the model is quantised", usual),
         (recipe.precision not in ("auto", "bf16"), f"precision is {recipe.precision}", "precision=bf16"),

@@ -241,7 +241,7 @@ def _check_owner(file: Path) -> None:
         raise RecipeError(
             "can be written by every user, and would set variables of your ranks",
             where=str(file),
-            hint=f"look at what it says, then: chmod o-w {file.name}",
+            hint=f"check what it sets, then: chmod o-w {file.name}",
         )
     if owner not in (os.getuid(), 0):  # root can do anything as it is
         try:

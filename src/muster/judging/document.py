@@ -98,7 +98,7 @@ class Verdict(Part):
     reason: str
     evidence: list[Evidence] = Field(default_factory=list)
     subjects: list[Subject] = Field(
-        default_factory=list, description="of a host: what was looked at, beside others or by thresholds"
+        default_factory=list, description="of a host: what was judged, against others or by thresholds"
     )
     settle: str = Field("", description="of what is not known: which jobs would tell")
 
@@ -176,7 +176,7 @@ class Judged(Part):
     one_of: list[list[str]] = Field(
         default_factory=list, description="hosts and switches of which one is bad, or a link between them"
     )
-    drifted: list[Drift] = Field(default_factory=list, description="beside --baseline, the slowest first")
+    drifted: list[Drift] = Field(default_factory=list, description="against --baseline, the slowest first")
     peers: list[Peers]
     jobs: list[JobEntry]
     notes: list[str] = Field(default_factory=list)

@@ -313,7 +313,7 @@ def _drifting(state: Posterior, least: Mapping[JobClass, float]) -> list[str]:
             f"{deviation:.1%})"
         )
         notes.append(
-            f"{what}, also beside others that are not: nobody is accused of less than {slow:.0%}"
+            f"{what}, also next to others that are not: no host is accused of less than {slow:.0%}"
             if work in dated
             else f"{what}, and it is not known when they ran: the fleet's pace drifts, so nobody is "
             f"accused of less than {slow:.0%}; time stamps in the logs would tell more"

@@ -215,7 +215,7 @@ def held(document: Judged, bound: Bound) -> Judged:
     tells the figure."""
     speeds = {job.job: bound.reached(job) for job in document.jobs}
     if all(speed is None for speed in speeds.values()):
-        raise UsageError(f"no log tells {bound.unit}", where="--at-least")
+        raise UsageError(f"no log states {bound.unit}", where="--at-least")
     silent = sum(speeds[job.job] is None for job in document.jobs if job.outcome.good)
     note = f"{counted(silent, 'job')} could not be held against {bound.words}: the logs tell no {bound.unit}"
     jobs = [

@@ -84,7 +84,7 @@ def _of_its_kind(state: Posterior, verdict: Verdict) -> Verdict:
     group = next((each for each in state.alike if verdict.subject[0] in each.hosts), None)
     if group is None or verdict.condition not in ("fit", "differs"):
         return verdict
-    reason = f"{group.words}; beside them: {verdict.reason}"
+    reason = f"{group.words}; compared with them: {verdict.reason}"
     return _changed(
         verdict,
         condition="probably fit",

@@ -29,7 +29,7 @@ class MemoryPlan(Part):
     """A rank's memory at its peak, by purpose. On CPUs all of it is in `device`."""
 
     device: dict[str, int] = Field(description="bytes")
-    host: dict[str, int] = Field(description="bytes of the host's memory, beside a GPU's")
+    host: dict[str, int] = Field(description="bytes of the host's memory, in addition to a GPU's")
     device_bytes: int = Field(description="the sum of `device`")
     host_bytes: int = Field(description="the sum of `host`")
     device_room: int | None = Field(description="what a rank may use of the smallest device")
@@ -69,7 +69,7 @@ class TimePlan(Part):
     )
     samples_per_second: float
     steps: int | None = Field(description="optimizer steps of the whole training")
-    epoch: float | None = Field(description="seconds; None: nobody says how many samples it has")
+    epoch: float | None = Field(description="seconds; None: the number of its samples is not known")
     total: float | None = Field(description="seconds of all steps, without evaluation and saving")
     cost: float | None = Field(description="in the currency of the price")
     tokens_per_second: float | None = Field(

@@ -51,7 +51,7 @@ class UserFigures:
                     f"{value:g} is no figure to plan with", where=f"--{name}", hint=f"{least} or more"
                 )
         if self.tokens is not None and self.samples is not None:
-            raise UsageError("is given beside --samples", where="--tokens", hint="one of them")
+            raise UsageError("is given with --samples", where="--tokens", hint="one of them")
 
 
 @dataclass(frozen=True)

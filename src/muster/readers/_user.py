@@ -48,7 +48,7 @@ class Expression:
                     f"has '{why.partition(': ')[2]}': look-around and backreferences can take forever, and "
                     "are not supported",
                     where=where,
-                    hint="write out what stands before and after the groups; docs/judge.md has examples",
+                    hint="write out what precedes and follows the groups; docs/judge.md has examples",
                 ) from None
             raise UsageError(f"is not a regular expression: {why}", where=where) from None
         for name in groups:
@@ -107,14 +107,14 @@ class UserFormat:
         groups = [name for each in expressions for name, _ in each.groups]
         if lines and not {*PACES, "step"} & set(groups):
             raise UsageError(
-                "no group tells how fast it was",
+                "no group gives a speed",
                 where=where,
                 hint=f"needs one of {', '.join(PACES)}; or step, and time stamps in the lines",
             )
         named = [_column(each) for each in columns]
         if columns and not set(PACES) & {field for field, _ in named}:
             raise UsageError(
-                "none tells how fast it was", where="--column", hint=f"needs one of {', '.join(PACES)}"
+                "none gives a speed", where="--column", hint=f"needs one of {', '.join(PACES)}"
             )
         return cls(expressions, tuple(named), workload)
 

@@ -314,7 +314,7 @@ def _command(result: Result, run: CommandRun) -> Iterator[Figure]:
     yield Figure(group, "Started", "by torchrun" if run.start == "torchrun" else f"once per {run.start}")
     yield from _duration(result)
     if run.told_by:
-        yield Figure(group, "Steps", f"{result.steps:,}", note=f"as {run.told_by} tells")
+        yield Figure(group, "Steps", f"{result.steps:,}", note=f"as {run.told_by} states")
     else:
         yield Figure(group, "Steps")
     if run.code:
@@ -393,4 +393,4 @@ def _links(fabric: FabricRun) -> Iterator[Figure]:
     for each in fabric.beside:
         own, others = (f"{number(100 * share, 3)} %" for share in (each.computing, each.exchanging))
         words = f"{own} of its speed alone, the exchange {others}; synchronising costs {micro(each.meeting)}"
-        yield Figure(group, "Computing beside an exchange", words)
+        yield Figure(group, "Computing during an exchange", words)

@@ -252,7 +252,7 @@ def hold_out(
         raise DataError(
             f"{count} too few to hold some out",
             where=where,
-            hint="more samples, or a validation file beside the train file",
+            hint="more samples, or a validation file next to the train file",
         )
     random.Random(seed).shuffle(different)
     return set(different[: max(1, int(len(different) * fraction))])

@@ -47,7 +47,7 @@ def convert(context: Context, model: Any) -> None:
                 layer.register_forward_pre_hook(_cast)
     if context.main:
         version = versions_of([float8.PACKAGE])[float8.PACKAGE]
-        words = f"{len(chosen):,} of {len(linear):,} linear layers beside the output layer compute in fp8"
+        words = f"{len(chosen):,} of {len(linear):,} linear layers other than the output layer compute in fp8"
         how = ", emulated in fp32 on CPUs" if emulated else ""
         text = f"{words} (torchao {version}, {RECIPE} scales{how}), all else in {float8.BESIDE}"
         context.emit(events.Noted, text=text)

@@ -194,7 +194,7 @@ def _published(bench: Bench) -> Table:
     """Return published figures of the same recipes; where they had another device or number of ranks, that is
     stated, and the figure is scaled by the ranks."""
     heads = ("entry", ">ranks", ">samples/s", ">published", ">ratio", ">memory", ">published", "published on")
-    made = table(*heads, title="beside published figures")
+    made = table(*heads, title="compared with published figures")
     for each in bench.published:
         where = f"{each.published_ranks} x {each.published_on}, {each.source}"
         if each.published_ranks != each.ranks:

@@ -126,13 +126,13 @@ def _against(rows: Sequence[Verdict], document: Judged) -> str:
         timed_out = all(job.outcome is State.TIMEOUT for job in document.jobs if job.job in ended)
         return f"a job {'timed out' if timed_out else 'failed'}"
     slowest = max((one.slower for one in evidence if one.slower is not None), default=None)
-    return "no job tells" if slowest is None else format_slower(slowest)
+    return "no job shows" if slowest is None else format_slower(slowest)
 
 
 def _nobody(document: Judged, *, after_others: bool) -> list[tuple[str, str]]:
     """Return the answer where no host is bad: how far that is certain."""
     rows, total = rows_of(document), len(document.hosts)
-    but = "beside each other, " if after_others else ""
+    but = "with each other, " if after_others else ""
     if not rows:
         return [("yellow", "no host is known from these jobs, so none was judged")]
     left: dict[str, list[str]] = {}
@@ -282,7 +282,7 @@ class _JobRows:
             return f": {mine}, {whose} {format_seconds(peers.step_seconds)} {spread}"
         own, theirs, unit = both
         if abs(theirs / own - 1 - slower) > 0.001 * (1 + abs(slower)):
-            return f": {format_number(own)} {unit}, beside jobs at the same time {spread}"
+            return f": {format_number(own)} {unit}, compared with jobs at the same time {spread}"
         return f": {format_number(own)} {unit}, {whose} {format_number(theirs)} {spread}"
 
     def fit(self, rows: Sequence[Verdict]) -> list[str]:

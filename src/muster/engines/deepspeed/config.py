@@ -648,7 +648,7 @@ def _check_together(config: Mapping[str, Any]) -> None:
     dynamic = fp16["enabled"] and not fp16.get("loss_scale")
     in_fp16, in_bf16 = fp16.get("fp16_master_weights_and_grads"), bf16.get("bf16_master_weights_and_grads")
     states, width = bf16.get("bf16_optimizer_states"), 2 if fp16["enabled"] or bf16["enabled"] else 4
-    on_host = "works beside ZeRO with an optimizer in host memory alone"
+    on_host = "works only with ZeRO and an optimizer in host memory"
     for refused, where, what in (
         (
             stage not in (1, 2) and not zero.get("compute_grad_norm", True),
@@ -662,7 +662,7 @@ def _check_together(config: Mapping[str, Any]) -> None:
         (in_bf16 and not states and not host, "bf16.bf16_master_weights_and_grads", on_host),
         (
             states and not (in_bf16 and stage),
-            "bf16.bf16_optimizer_states", "works beside ZeRO and bf16_master_weights_and_grads alone",
+            "bf16.bf16_optimizer_states", "works only with ZeRO and bf16_master_weights_and_grads",
         ),
         (
             not stage and kept is not None and dtype_bytes(kept) != width,

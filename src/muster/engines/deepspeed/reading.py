@@ -181,7 +181,7 @@ def _unknown(key: str, allowed: Mapping[str, Any], prefix: str, where: str) -> R
     everywhere = [*allowed, *(f"{at}.{inner}" for at, sub in sections.items() for inner in sub)]
     hint = did_you_mean(key, allowed)
     if prefix and key in known_keys():
-        hint = f"{key} belongs to the top level, beside {name.partition('.')[0]}"
+        hint = f"{key} belongs to the top level, next to {name.partition('.')[0]}"
     elif not prefix and len(homes) == 1:
         hint = f"{key} belongs to {homes[0]}"
     elif hint is None and strict and len(allowed) <= LISTED:

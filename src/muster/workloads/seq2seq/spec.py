@@ -101,7 +101,7 @@ class PairData(SplitData):
         if self.hold_out == "schemas" and self.schema_ is None:
             raise ValueError("hold_out=schemas needs data.schema")
         if self.schema_ == DATABASE and self.name:
-            raise ValueError("schema=database needs SQLite files beside data.path; a hub's data has none")
+            raise ValueError("schema=database needs SQLite files next to data.path; a hub's data has none")
         return self
 
     @property
@@ -361,7 +361,7 @@ def schema_of(
         hint = f"data.schema=database takes it from a SQLite file; the fields there are: {', '.join(record)}"
         raise DataError(f"names no database: it has no field {fields}", where=where, hint=hint)
     if database is None:
-        hint = f"a SQLite file beside the data: {named}, {named}.sqlite or database/{named}/{named}.sqlite"
+        hint = f"a SQLite file next to the data: {named}, {named}.sqlite or database/{named}/{named}.sqlite"
         raise DataError(f"has the database {named!r}, and there is no such file", where=where, hint=hint)
     try:
         return databases.tables_of(database)
