@@ -310,7 +310,7 @@ def test_gaps_and_values_that_are_no_numbers():
     stream += [a_window(40, rank, seconds=math.nan) for rank in (0, 1)]
     stream += [events.Hardware(time=math.nan, host="a", cpu_percent=3.0, memory_used=None)]
     folder, _, _ = read_stream(stream)
-    page = check(a_run(folder=folder, figures=a_result(loss_final=math.nan)))
+    page = check(a_run(folded=folder, figures=a_result(loss_final=math.nan)))
     assert "1 window of 4 without a rank's figures" in page.words
     assert "nan" not in page.words.lower().replace("unannounced", "")
 

@@ -48,7 +48,7 @@ def _bench(folder: BenchFolder, slow: float | None, baseline: Path | None, at_le
     inputs, before = reread(folder), folder.read_result()
     tasks = inputs.schedule.tasks
     records = records_of(folder, tasks)
-    known: dict[str, Any] = {
+    fixed: dict[str, Any] = {
         "id": folder.id,
         "dropped": folder.read_schedule().get("dropped", {}),
         "tasks": tasks,
@@ -59,13 +59,13 @@ def _bench(folder: BenchFolder, slow: float | None, baseline: Path | None, at_le
     }
     notes = inputs.schedule.notes
     if before is not None:
-        judged = fold_bench(inputs=inputs, stored=stored_of(folder, None), notes=(), **known).notes
+        judged = fold_bench(inputs=inputs, stored=stored_of(folder, None), notes=(), **fixed).notes
         notes = tuple(each for each in before.notes if each not in judged)
     suite = Narrowing(at_least=at_least).of(inputs.suite)
     if slow is not None:
         suite = suite.model_copy(update={"slow": slow})
     stored = stored_of(folder, baseline)
-    return fold_bench(inputs=replace(inputs, suite=suite), stored=stored, notes=notes, **known)
+    return fold_bench(inputs=replace(inputs, suite=suite), stored=stored, notes=notes, **fixed)
 
 
 def stored_of(folder: BenchFolder, given: Path | None) -> Mapping[JobClass, Baseline]:
