@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     MUSTER_TESTS_COLD=1: the real one everywhere.
     """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # several wait for each other in spin loops where cores are busy
     forks = any(folder in item.path.as_posix() for folder in WARM) and "MUSTER_TESTS_COLD" not in os.environ
     if forks and item.get_closest_marker("real_start") is None:
         warm.use()
