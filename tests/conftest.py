@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     MUSTER_TESTS_COLD=1: the real one everywhere.
     """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # several wait for each other in spin loops where cores are busy
     forks = any(folder in item.path.as_posix() for folder in WARM) and "MUSTER_TESTS_COLD" not in os.environ
     if forks and item.get_closest_marker("real_start") is None:
         warm.use()
@@ -98,11 +101,11 @@ APART = ("real/test_resume", "real/test_fabric.py")
 TOGETHER = ("cluster/test_cluster_slurm", "cluster/test_slurm_jobs")
 # What takes longest goes first, so that no worker is left alone with it at the end.
 LONGEST = (
-    "real/test_states", "real/test_gpu_kit", "real/test_endings", "real/test_engines", "real/test_readme",
-    "real/test_bench", "cluster/test_jobs", "cluster/test_prepare",
-    "cluster/test_slurm_jobs", "cluster/test_launchers", "real/test_traffic", "real/test_instruments",
-    "real/test_wheel", "real/test_resume", "real/test_contracts_worker", "real/test_image_classification",
-    "real/test_causal_lm", "real/test_flops",
+    "real/test_gpu_kit", "real/test_states", "real/test_engines", "real/test_run.py", "real/test_traffic",
+    "cluster/test_slurm_jobs", "cluster/test_jobs", "cluster/test_launchers", "cluster/test_check",
+    "cluster/test_prepare", "real/test_flops", "real/test_bench", "real/test_endings", "real/test_readme",
+    "cluster/test_fabric", "real/test_instruments", "real/test_wheel", "real/test_resume",
+    "real/test_contracts_worker", "real/test_image_classification", "real/test_causal_lm",
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from muster.planner.plan import plan_first
 from muster.planner.predict import case_of
 from muster.planner.time.steptime import ideal
 from muster.runs.requirements import check_hosts, needed
-from tests.support import parse_machines, setting_with
+from tests.support import on_hosts, parse_machines, setting_with
 
 SEVEN = ("model.name=meta-llama/Llama-2-7b-hf", "data.sequence=2048", "batch.micro=1", "model.init=random")
 LLAMA = {
@@ -39,10 +39,9 @@ def host(*gpus: dict[str, Any]) -> dict[str, Any]:
 
 
 def decisions(about: dict[str, Any], *words: str) -> list[Decision]:
-    inputs = check(
-        read_recipe("causal-lm", [*SEVEN, "precision=fp8", "force=true", *words]), parse_hosts("w")
-    )
-    return [each for each in plan_first(inputs, about).job.decisions if each.field == "precision"]
+    recipe = read_recipe("causal-lm", [*SEVEN, "precision=fp8", "force=true", *words])
+    made = on_hosts(recipe, parse_hosts("w"), about)
+    return [each for each in made.job.decisions if each.field == "precision"]
 
 
 H100 = {"name": "NVIDIA H100 80GB HBM3", "memory_total": 80 * 10**9, "capability": [9, 0]}
