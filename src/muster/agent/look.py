@@ -51,7 +51,7 @@ def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any
     probing.start()
     for number in range(SAMPLES):
         began = time.monotonic()
-        beside(looked, lambda each: each.sample(reader))
+        in_parallel(looked, lambda each: each.sample(reader))
         if number + 1 < SAMPLES:
             time.sleep(max(0.0, EACH - (time.monotonic() - began)))
     if reader:  # it stops a process for a moment, which the samples would show
@@ -59,17 +59,17 @@ def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any
         recording = threading.Thread(target=beside, args=(busy, lambda each: each.record(reader)))
         recording.daemon = True
         recording.start()
-        beside(busy, lambda each: each.read_native(reader))
+        in_parallel(busy, lambda each: each.read_native(reader))
         recording.join(PATIENCE)
     asking.join(PATIENCE)
-    beside([each for each in looked if each.flights and each.flights[0]], lambda each: each.ask())
+    in_parallel([each for each in looked if each.flights and each.flights[0]], lambda each: each.ask())
     probing.join(PATIENCE)
     answers_of_ranks = [each.told() for each in looked]
     reached, unreached = ([each for each in list(answers) if answers[each] is how] for how in (True, False))
     return {"ranks": answers_of_ranks, "xid": xids(), "reached": reached, "unreached": unreached}
 
 
-def beside(ranks: List["Rank"], work: Any) -> None:
+def in_parallel(ranks: List["Rank"], work: Any) -> None:
     """Do the work for all ranks at the same time; a rank that cannot be probed delays no other."""
     threads = [threading.Thread(target=work, args=(each,), daemon=True) for each in ranks]
     for thread in threads:

@@ -222,15 +222,15 @@ def print_normal(console: Console, peers: Sequence[Peers], slow: float) -> None:
 class _JobRows:
     """The jobs of a document, by name, in words."""
 
-    def __init__(self, found: Judged, *, every: bool) -> None:
-        self.room = len(found.hosts) if every else NAMED
-        self.jobs = {job.job: job for job in found.jobs}
-        self.peers = {(each.work, each.hosts): each for each in found.peers}
-        self.several = len({_label(each.work) for each in found.peers}) > 1
-        placed = {host for job in found.jobs if not job.hosts_from.startswith("guess") for host in job.hosts}
-        self.guessed = {host for job in found.jobs for host in job.hosts} - placed
+    def __init__(self, document: Judged, *, every: bool) -> None:
+        self.room = len(document.hosts) if every else NAMED
+        self.jobs = {job.job: job for job in document.jobs}
+        self.peers = {(each.work, each.hosts): each for each in document.peers}
+        self.several = len({_label(each.work) for each in document.peers}) > 1
+        placed = {host for job in document.jobs if not job.hosts_from.startswith("guess") for host in job.hosts}
+        self.guessed = {host for job in document.jobs for host in job.hosts} - placed
         self.alone: dict[str, dict[str, float]] = {}  # host -> job -> how much slower
-        for job in found.jobs:
+        for job in document.jobs:
             if job.slower is not None and len(job.hosts) == 1:
                 self.alone.setdefault(job.hosts[0], {})[job.job] = job.slower
 

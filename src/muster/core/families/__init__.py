@@ -62,15 +62,15 @@ def published(name: str | None) -> PublishedTraining | None:
 def published_near(count: int) -> tuple[str, PublishedTraining]:
     """Return the published size nearest to a number of parameters, and how it was trained."""
     tables = (getattr(family, "PUBLISHED", {}) for family in FAMILIES)
-    known = {name: how for table in tables for name, how in table.items()}
+    trainings = {name: how for table in tables for name, how in table.items()}
 
     def distance(name: str) -> float:
         config = size(name)
         assert config is not None
         return abs(math.log(count / (parameters(config) or 1)))
 
-    nearest = min(known, key=distance)
-    return nearest, known[nearest]
+    nearest = min(trainings, key=distance)
+    return nearest, trainings[nearest]
 
 
 def sizes(*model_types: str) -> list[str]:

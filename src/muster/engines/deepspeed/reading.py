@@ -160,14 +160,14 @@ def _reader(kind: str) -> tuple[TypeAdapter[Any], str, type, bool]:
         taken = kind.rstrip("?").split("|")
         literal: Any = Literal[tuple(taken)]
         return TypeAdapter(literal), f"{', '.join(taken[:-1])} or {taken[-1]}", str, True
-    found = _TYPE.fullmatch(kind)
-    assert found is not None
-    type_, words = _TYPES[found["name"]]
-    bounds = _BOUND.findall(found["bounds"])
+    match = _TYPE.fullmatch(kind)
+    assert match is not None
+    type_, words = _TYPES[match["name"]]
+    bounds = _BOUND.findall(match["bounds"])
     limits = [_LIMITS[sign][0](float(bound)) for sign, bound in bounds]
     words += "".join(f" {_LIMITS[sign][1]} {bound}" for sign, bound in bounds)
     bounded: Any = Annotated[(type_, *limits)] if limits else type_
-    return TypeAdapter(bounded), words, type_, not found["strict"]
+    return TypeAdapter(bounded), words, type_, not match["strict"]
 
 
 def _unknown(key: str, allowed: Mapping[str, Any], prefix: str, where: str) -> RecipeError:
