@@ -44,7 +44,7 @@ def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any
     """Return what is seen of each rank: {"ranks": [...], "xid": lines of the kernel's log}."""
     looked = [Rank(rank, pid, place) for rank, pid in sorted(processes(place, token, ranks).items())]
     reader = shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(python))
-    asking = threading.Thread(target=beside, args=(looked, lambda each: each.ask()), daemon=True)
+    asking = threading.Thread(target=in_parallel, args=(looked, lambda each: each.ask()), daemon=True)
     asking.start()
     answers = {}  # type: Dict[str, bool]
     probing = threading.Thread(target=lambda: answers.update(reach(peers(looked))), daemon=True)
@@ -56,7 +56,7 @@ def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any
             time.sleep(max(0.0, EACH - (time.monotonic() - began)))
     if reader:  # it stops a process for a moment, which the samples would show
         busy = [each for each in looked if each.samples and each.samples[-1]["state"] == "R"]
-        recording = threading.Thread(target=beside, args=(busy, lambda each: each.record(reader)))
+        recording = threading.Thread(target=in_parallel, args=(busy, lambda each: each.record(reader)))
         recording.daemon = True
         recording.start()
         in_parallel(busy, lambda each: each.read_native(reader))
