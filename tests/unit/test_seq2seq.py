@@ -169,7 +169,7 @@ def test_whole_schemas_are_held_out(spider: Path) -> None:
     with pytest.raises(DataError, match="1 different schema is too few"):
         recipe.check_data(spider, {})
     for wrong in (["data.hold_out=schemas"], ["data.schema=database", "data.name=spider"]):
-        with pytest.raises(RecipeError, match=r"hold_out=schemas needs|beside data\.path"):
+        with pytest.raises(RecipeError, match=r"hold_out=schemas needs|next to data\.path"):
             load_recipe("seq2seq", wrong)
 
 
