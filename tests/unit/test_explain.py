@@ -1475,3 +1475,109 @@ def test_how_tools_say_that_a_process_ended(
     assert found.answer == answer
     named = found.failure
     assert (named and named.id, named and named.host, named and named.where) == (failure, host, where)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a stranger's logs showed.
+
+FULL = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 3 has a total capacity of "
+    "79.10 GiB of which 198.00 MiB is free. {0} Of the allocated memory {1} GiB is allocated by PyTorch, and "
+    "{2} GiB is reserved by PyTorch but unallocated."
+)
+RAY = "(TrainController pid=9, ip=10.0.4.11) "
+DESCRIBED = """\
+Node:             n3/10.0.0.3
+Status:           {0}
+    State:          {1}
+    Last State:     Terminated
+      Reason:       {2}
+      Exit Code:    1
+      Started:      Tue, 21 Oct 2025 08:20:12 +0000
+    Restart Count:  1
+Events:          <none>"""
+
+
+@pytest.mark.parametrize(
+    ("processes", "held", "failure"),
+    [
+        ("Process 387746 has 78.89 GiB memory in use.", (70.12, 7.65), "cuda_oom"),  # itself, in a container
+        ("Process 7 has 40.00 GiB memory in use. Process 8 has 38.90 GiB memory in use.", (36.0, 1.0),
+         "gpu_shared"),
+        ("Process 7 has 78.00 GiB memory in use.", (4.0, 1.0), "gpu_shared"),
+        ("Process 7 has 60.00 GiB memory in use. Including non-PyTorch memory, this process has 18.90 GiB "
+         "memory in use.", (17.0, 1.0), "gpu_shared"),
+    ],
+)  # fmt: skip
+def test_a_process_that_is_the_one_that_says_it(
+    processes: str, held: tuple[float, float], failure: str
+) -> None:
+    found = said("begin", TRACEBACK, OWN_LINE, FULL.format(processes, *held)).failure
+    assert found is not None and found.id == failure
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer", "failure", "host", "where"),
+    [
+        (["ERROR:composer.cli.launcher:Rank 2 crashed with exit code -7."], "known", "bus_error", None,
+         "rank 2"),
+        (["train.service: Main process exited, code=dumped, status=7/BUS"], "known", "bus_error", None, None),
+        (["=   KILLED BY SIGNAL: 7 (Bus error)"], "known", "bus_error", None, None),
+        (["srun: error: h4: task 3: Exited with exit code 1", "srun: Terminating StepId=1.0",
+          "slurmstepd: error: *** STEP 1.0 ON h1 CANCELLED AT 2025-07-30T12:51:10 ***",
+          "srun: error: h1: task 0: Terminated"], "unknown", None, "h4", None),
+        (["srun: error: h4: task 5: Exited with exit code 137", "srun: Terminating StepId=1.0",
+          "slurmstepd: error: *** STEP 1.0 ON h1 CANCELLED AT 2025-07-30T12:51:10 ***"], "known",
+         "host_oom_killed", "h4", None),
+        (["slurmstepd: error: *** STEP 1.0 ON h1 CANCELLED AT 2025-07-30T12:51:10 ***",
+          "srun: error: h4: task 5: Exited with exit code 1"], "named", None, None, None),
+        ([*(f"{RAY}{line}" for line in ("[Rank 2 Error Snippet]:", TRACEBACK, OWN_LINE, "KeyError: 'x'",
+                                        "[State Transition] RUNNING -> ERRORED."))],
+         "named", None, None, "rank 2"),
+        ([TRACEBACK, OWN_LINE, "pydantic_core.ValidationError: 1 validation error for Settings", "tp",
+          "  Input should be a valid integer [type=int_parsing, input_value='auto', input_type=str]"],
+         "named", None, None, None),
+        (["PyTorchJob bert is failed because 1 Worker replica(s) failed."], "unknown", None, None, None),
+        (DESCRIBED.format("Running", "Waiting", "OOMKilled").split("\n"), "known", "container_oom", "n3",
+         None),
+    ],
+)  # fmt: skip
+def test_what_ended_it_first_and_where(
+    lines: list[str], answer: str, failure: str | None, host: str | None, where: str | None
+) -> None:
+    found = said("begin", *lines)
+    named = found.failure
+    assert found.answer == answer
+    assert (named and named.id, named and named.host, named and named.where) == (failure, host, where)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["(TrainController pid=9, ip=10.0.4.11) [State Transition] RUNNING -> FINISHED."],
+        ["Result(metrics={'loss': 0.902}, error=None)"],
+        ["EXIT_CODE=0"],
+        ["Trial status: 4 TERMINATED"],
+        DESCRIBED.format("Succeeded", "Terminated", "Error").split("\n"),
+        [
+            *(f"[2025-03-11 09:00:04,220] [INFO] [launch.py:256:main] process {n} spawned with command: ['t']"
+              for n in (1, 2)),
+            *(f"[2025-03-11 09:02:31,400] [INFO] [launch.py:351:main] Process {n} exits successfully."
+              for n in (1, 2)),
+        ],
+    ],
+)  # fmt: skip
+def test_that_it_ended_well_by_what_launchers_say(lines: list[str]) -> None:
+    found = said("begin", "loss 2.3", *lines)
+    assert (found.answer, found.exit_code) == ("nothing", 0)
+    assert said("begin", "loss 2.3", *lines[:-1] or ["EXIT_CODE=1"]).answer != "nothing" or "Node" in lines[0]
+
+
+def test_the_rank_that_lags_behind_where_only_some_lines_name_the_group() -> None:
+    behind = DUMPED.format(2, 10).replace("[Rank 2]", "[PG ID 0 PG GUID 0(default_pg) Rank 2]")
+    found = said("begin", *(WAITED.format(n, 11, "ALLREDUCE", 9) for n in (0, 1)), behind)
+    assert found.failure is not None and found.failure.where == "rank 2"
+
+
+def test_remedies_for_any_tools_log_name_no_command_of_a_run() -> None:
+    assert not [entry.id for entry, phrase in PHRASES if "muster resume" in entry.remedy + phrase.remedy]

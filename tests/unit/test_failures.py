@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from muster.checks.registry import checks_of, families
 from muster.checks.unreachable import Stage
-from muster.failures.signs import weight_of
+from muster.failures.signs import HINTS, weight_of
 from muster.failures.table import (
     Blame,
     KnownFailure,
@@ -139,3 +141,11 @@ def test_what_is_proof_of_broken_hardware() -> None:
 
 def test_a_cause_says_more_than_an_exception_and_a_symptom_less() -> None:
     assert weight_of("cuda_oom") < weight_of(None) < weight_of("peer_collapse")
+
+
+def test_no_ordinary_line_of_a_training_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One such hint makes `explain` an order of magnitude slower: see benchmarks/explain_log.py."""
+    monkeypatch.syspath_prepend(str(SOURCE.parents[1] / "benchmarks"))
+    training = importlib.import_module("explain_log").training
+    lines = [training(random.Random(number), number) for number in range(500)]
+    assert not [hint for hint in HINTS if any(hint in line for line in lines)]

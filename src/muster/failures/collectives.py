@@ -70,7 +70,7 @@ class Collectives:
             words = f"rank {match[1]} does not fit the others in a collective ({match[2]})"
             self.reported = self.reported or Odd(words, int(match[1]))
         elif (who := _WHO.search(text)) and (who["guid"] or who["group"] in (None, "0")):
-            group = who["guid"] or "0"
+            group = (who["guid"] or "0").removesuffix("(default_pg)")  # which some lines leave out
             number = int(who["rank"]) if rank is None else rank
             if work := _WORK.search(text):
                 works = self.works.setdefault(group, {})

@@ -36,6 +36,8 @@ _REASONS = tuple(
             "Process name: [[",
             "MPI_ERRORS_ARE_FATAL",
             "Node:  ",
+            "Status:  ",
+            "is failed because",
             "exited with code",
             "Exception ignored",
             "terminated with code",
@@ -90,7 +92,7 @@ _EXITS = re.compile(
 )
 _SIGNALS = ("mpi", "intel", "mpich")  # groups that are a signal's number
 _RANKS = ("rank", "abort", "aborted")  # groups that are a rank
-_SRUN_KILLED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: Killed")
+_SRUN_KILLED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: (?:Killed|Exited with exit code 137)")
 # What a shell says of a program that a signal ended: alone, or after its own name and the process's number.
 _SHELL = re.compile(
     r"(?:^(?:\S+: )?|: line \d+: +\d+ )"
@@ -114,6 +116,7 @@ _FAILED = re.compile(
     r"^Error executing job with overrides|Set the environment variable HYDRA_FULL_ERROR=1|"
     r"srun: error: \S+: tasks? [\d,-]+: Aborted|"
     r"srun: error: Task launch for \S+ failed|"
+    r"Job \S+ is failed because \d+ \w+ replica\(s\) failed|"
     r"MPI_ERRORS_ARE_FATAL|^MPI_ABORT was invoked on rank \d|\bapplication called MPI_Abort\(|"
     r"\b(?:ERROR|CRITICAL|FATAL)\b.*\b(?:[Tt]raining|[Jj]ob) failed\b|"
     r"slurmstepd: error: \*\*\* .* FAILED \(non-zero exit code or other failure mode\)"
@@ -132,7 +135,8 @@ _EXTERNAL = re.compile(
 # What kubectl, Ray and syslog put before the lines of each pod, process and host.
 _PREFIXED = (
     r"(?:\[pod/(?P<pod>[\w.-]+)/[\w.-]+\] ?|"
-    r"\((?:[\w.]+(?:\([^()]*\))? (?:rank=\d+ )?(?P<pid>pid=\d+)|raylet)(?:, ip=(?P<ip>[\w.:]+))?\) ?|"
+    r"\((?:TrainController (?P<controller>pid=\d+(?:, ip=[\w.:]+)?)|"  # which says what others did
+    r"(?:[\w.]+(?:\([^()]*\))? (?:rank=\d+ )?(?P<pid>pid=\d+)|raylet)(?:, ip=(?P<ip>[\w.:]+))?)\) ?|"
     r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<machine>[\w.-]+) [\w./@-]+(?:\[\d+\])?: )"
 )
 SENDER = re.compile(_PREFIXED)
@@ -223,7 +227,11 @@ _FORCED = re.compile(
 _ELASTIC = re.compile(r"(?:\s+host +: |= +(?:RANK \d+ )?PID \d+ RUNNING AT (?:\S+@)?)(\S+)")
 _OWN_WORDS = "  traceback : Traceback"
 _ACCOUNT = re.compile(r"\s+(?:exitcode +|Exit code): ")
-_NODE = re.compile(r"Node: {2,}(?:([\w.-]+)/\S+)?")  # of the pod that kubectl describes
+_NODE = re.compile(r"Node: {2,}(?:([\w.-]+)/\S*)?")  # of the pod that kubectl describes
+_STATUS = re.compile(r"Status: {2,}(\w+)\s*$")  # and how that one ended
+_OF_POD = re.compile(r"\s+(?:Reason|Exit Code|Message): ")
+_SNIPPET = re.compile(r"\[Rank (\d{1,9}) Error Snippet\]:")  # whose exception Ray Train shows
+_BUS = re.compile(r"[Bb]us error|SIGBUS|7/BUS|(?:code|code =|exitcode *:) -7\b|(?i:signal):? 7\b")
 _REASON = re.compile(r"\s*Reason: ")  # a word, of which a message may tell more
 # And the process's rank, as torchrun and mpirun say it.
 _RANK = re.compile(r"\s+(?:rank +: |Process name: \[\[\d+,\d+\],)(\d{1,9})")
@@ -355,6 +363,9 @@ class Signs:
     elastic: str | None = None  # the host of the process that torchrun gives account of
     elastic_rank: int | None = None
     node: str | None = None  # of the pod that kubectl describes
+    succeeded: bool = False  # that pod: what is said of its containers' earlier states ended nothing
+    snippet: tuple[int, int] | None = None  # the rank whose exception Ray shows, and after which line
+    exited: bool = False  # a process ended by an exit code of its own
     task: tuple[str, int] | None = None  # the host of a Ray task, and the line that its traceback follows
     root: bool = False  # the account of the process that failed first begins
     first: int | None = None  # its rank
@@ -438,7 +449,7 @@ class Signs:
             raised = [each for each in self.earlier.values() if each.code]
             self.got_over = raised[-1] if raised else self.got_over
             self.now, self.earlier, self.echoes = {}, self.now, 0
-            self.collectives = Collectives()
+            self.collectives, self.exited = Collectives(), False
             self.forget()
 
     def finish(self) -> None:
@@ -562,6 +573,8 @@ class Signs:
         if spot is not None:
             rank = spot.rank if rank is None else rank
             number = spot.number or 0
+            if rank is None and self.snippet and number - self.snippet[1] <= NEAR and weight in _MET:
+                rank = self.snippet[0]
             self._run_on(number)
             if not self.marked and number - self.last_number > _GAP:
                 self.now = {}
@@ -722,7 +735,13 @@ class Signs:
         elif match := _ELASTIC.match(text):
             self.elastic = match[1]
         elif match := _NODE.match(text):
-            self.node = match[1]
+            self.node, self.succeeded = match[1], False
+        elif match := _STATUS.match(text):
+            self.succeeded = match[1] == "Succeeded"
+        elif self.succeeded and _OF_POD.match(text):
+            pass
+        elif (match := _SNIPPET.search(text)) and self.spot is not None:
+            self.snippet = int(match[1]), self.spot.number or 0
         elif match := _RANK.match(text):
             self.elastic_rank = int(match[1])
             if self.root:
@@ -780,7 +799,7 @@ class Signs:
             return False
         sent = match.failure.id if match and match.phrase.weight == "external" else None
         if sent or _EXTERNAL.search(text):
-            if not {"cause", "exception", "crash", "killed"} & weights:
+            if not (self.exited or {"cause", "exception", "crash", "killed"} & weights):
                 asked = self._asked_till_now()
                 weight: Weight = "cause" if asked else "external"
                 self._add(weight, asked or sent, self.last if asked else text, hosts)
@@ -801,11 +820,12 @@ class Signs:
             return False
         if _CRASH.search(text) or (shell and shell["how"] != "Aborted"):
             self.broke = True
-            entry = "bus_error" if re.search("[Bb]us error|SIGBUS", text) else "crashed"
+            entry = "bus_error" if _BUS.search(text) else "crashed"
             self._add("crash", entry, text, hosts, rank)
         elif raised:  # a loader's exception is told once more by the rank, before the loader's own traceback
             self._add("symptom" if _CAUGHT.search(text) else "exception", None, text, hosts)
         elif code or shell or failed:
+            self.exited = self.exited or (code > 0 and code not in (130, 143) and not self.forced)
             self._add("exit", None, text, hosts, rank)
         else:
             return match is None

@@ -98,6 +98,8 @@ class Recognised(NamedTuple):
 
 SHARED_GPU = "gpu_shared"
 _UNITS = {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
+_PROCESS = re.compile(r"Process \d+ has ([\d.]+) ([KMG]iB) memory in use")
+_BESIDES = 0.25  # of a GPU, which a process has besides what PyTorch allocates: its context, NCCL, libraries
 _MOST_OF_OTHERS = 0.1  # of a GPU, which a process's own context takes as well
 
 
@@ -111,8 +113,11 @@ def others_hold(text: str) -> float | None:
     total = told("total capacity of #") or told("# total capacity")
     free = told("of which # is free") or told("# free")
     own = told("this process has # memory in use") or told("# reserved in total by PyTorch")
-    if own is None:  # in a container no process has the number that the driver knows it by
-        own = told("# is allocated by PyTorch")
+    if own is None and (own := told("# is allocated by PyTorch")) is not None:
+        # In a container the driver knows this process by another number: it is the least that fits.
+        own += told("# is reserved by PyTorch") or 0.0
+        named = (float(n) * _UNITS[unit] for n, unit in _PROCESS.findall(text))
+        own = min((each for each in named if own <= each <= own + _BESIDES * (total or 0.0)), default=own)
     if total is None or free is None or own is None:
         return None
     held = total - free - own

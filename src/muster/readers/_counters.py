@@ -39,9 +39,10 @@ _WHOSE = re.compile(
 _WELL = re.compile(
     r"worker group successfully finished|\bexit(?:ed)?(?: with)?(?: exit)? (?:code|status)[ :=]*0\b|"
     r"\b[Tt]raining (?:is |has |run )?(?:been )?(?:complete|completed|finished|done)\b(?! with| but)|"
-    r"\b[Ff]inished training\b|\bApplication shutdown complete\b|"
+    r"\b[Ff]inished [Tt]raining\b|\bApplication shutdown complete\b|"
     r"\b(?:[Jj]ob|[Rr]un|[Tt]raining)(?: '[^']*')? succeeded\b|"
-    r"^\s*Reason: +Completed\b",
+    r"^\s*Reason: +Completed\b|\[State Transition\] \w+ -> FINISHED\b|^Result\(.*\berror=None\b|"
+    r"^Trial status: \d+ TERMINATED\s*$|\bReporting training SUCCESS\b|^EXIT_CODE=0\s*$",
 )
 # The whole of a line that a program ends with, or what it is said by; and what begins something else.
 _CLOSING = re.compile(

@@ -178,7 +178,8 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         before=tuple(replace(each, text=shortened(each.text)) for each in signs.before),
         finished=signs.finished,
         loud=tuple(shortened(line) for line in islice(filter(is_loud, ends), TOLD))[::-1],
-        closed=closes(takewhile(lambda line: not is_exception(line), map(frame.bare, ends))),
+        closed=signs.succeeded
+        or closes(takewhile(lambda line: not is_exception(line), map(frame.bare, ends))),
     )
 
 
@@ -446,6 +447,8 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool], raised: Sign | Non
         return job
     if last := decisive or raised:
         return _ended(job, frame, last)
+    if not ends and 0 < frame.spawned <= frame.left:  # all that DeepSpeed's launcher started
+        return replace(job, over=True)
     return stopped(job) if ends or not job.format else job
 
 

@@ -303,6 +303,7 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         log
         for log in jobs
         if not _went_on(log)
+        and not (log.why and log.why.closed)
         and (log.outcome is State.TIMEOUT or (log.outcome is State.FAILED and log.format))
     ]
     empty = [log for log in jobs if log.reason == "is empty"]
@@ -390,7 +391,8 @@ def _placed(log: JobLog, sign: Sign) -> Sign:
     """Where a line names neither its host nor its rank: with those of the only process that, by the launcher,
     ended by itself, or of what the scheduler says of the same."""
     signs = log.why.signs if log.why else ()
-    if sign.host is not None or sign.rank is not None or sign.weight in _PRINTED[1:] or sign not in signs:
+    nobodys = (*_PRINTED[1:], "external")  # a cancelled step names the host of its first task, if any
+    if sign.host is not None or sign.rank is not None or sign.weight in nobodys or sign not in signs:
         return sign
     if sign.weight == "scheduler":
         ends = [each for each in signs if _alike(each, sign)]
