@@ -93,7 +93,8 @@ class Steps:
         self.own = Series()  # the same by the tool's own rates
         self.walled = Series()  # the same by time stamps, where the tool has another time
         self.wall: LogWindow | None = None  # of these: one that is not long enough yet
-        self.fine = False  # stamps have parts of seconds
+        self.fine = False  # stamps have parts of seconds, though some may be whole by chance
+        self.stamped = False  # a window's time is that between two stamps
         self.settings: dict[str, None] = {}
         self.size = ""
         self.unit: Unit | None = None
@@ -248,7 +249,7 @@ class Steps:
                 complete=self.form.whole,
                 own=own.rate if own else None,
                 series=walled or (self.series if self.series.total else None),
-                exact=self.fine if walled else self.exact,
+                exact=self.fine if walled else self.exact and (self.fine or not self.stamped),
                 per_step=unit == "steps",
                 unit=unit,
                 timed=self.timed,
@@ -403,7 +404,7 @@ class Steps:
             passed, unsure = now.clock[0] - last.clock[0], now.clock[1] + last.clock[1]
             return passed if passed >= _LEAST * unsure else None
         if stamps is not None:
-            self.exact = self.exact and fine
+            self.stamped, self.fine = True, self.fine or fine
             return stamps[1] - stamps[0]
         return None
 

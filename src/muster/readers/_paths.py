@@ -17,12 +17,12 @@ _PART = re.compile(r"(?:[^._,+\[\]]|\[[^\]]*\])+")
 # Those that only count: with their number they say when, where or how often, and not what was trained.
 _COUNTS = (
     r"slurm|jobs?|pbs|lsf|run|seed|fold|attempt|version|restart|retry|try|repeat|rep|pass|round|wave|session|copy|"
-    r"part|group|pair|cluster|rack|zone|site"
+    r"part|group|pair|cluster|rack|zone|site|logs?|out|output|train|training"
 )
 _WORDS = (
     rf"{_COUNTS}|exp|experiment|trial|step|epoch|iter|iteration|ckpt|checkpoint|batch|"
-    r"(?:local[-_]?)?rank|(?:local[-_]?)?task|proc|process|logs?|out|output|err|error|std(?:out|err)|train|"
-    r"training|trainer|eval|test|bench|benchmark|results?|metrics|chunk|"
+    r"(?:local[-_]?)?rank|(?:local[-_]?)?task|proc|process|err|error|std(?:out|err)|"
+    r"trainer|eval|test|bench|benchmark|results?|metrics|chunk|"
     r"case|issue|sample|example|demo|debug|note|gist|page|doc|script|file|question|thread|post|report|bug|"
     r"shard|phase|stage|set|config|model|data|worker[-_]?logs"
 )
@@ -165,5 +165,6 @@ def alike_parts(path: str, hosts: Sequence[str]) -> list[str]:
     for part in PurePosixPath(place_of(_DRAWN.sub("*", path)).job).parts:
         for each in (_LIST, *reversed(own), _COUNTED):
             part = each.sub("*", part)
-        parts.append("*" if part.isdecimal() else re.sub(r"\*(?:[-_,+]\*)+", "*", part))
+        whole = _ENDING.sub("", part).isdecimal()  # 003.log
+        parts.append("*" if whole else re.sub(r"\*(?:[-_,+]\*)+", "*", part))
     return parts
