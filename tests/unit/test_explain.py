@@ -1485,6 +1485,7 @@ FULL = (
     "79.10 GiB of which 198.00 MiB is free. {0} Of the allocated memory {1} GiB is allocated by PyTorch, and "
     "{2} GiB is reserved by PyTorch but unallocated."
 )
+HVD = "[1,0]<stderr>:tensorflow.UnknownError: Horovod has been shut down."
 RAY = "(TrainController pid=9, ip=10.0.4.11) "
 DESCRIBED = """\
 Node:             n3/10.0.0.3
@@ -1537,6 +1538,11 @@ def test_a_process_that_is_the_one_that_says_it(
         ([TRACEBACK, OWN_LINE, "pydantic_core.ValidationError: 1 validation error for Settings", "tp",
           "  Input should be a valid integer [type=int_parsing, input_value='auto', input_type=str]"],
          "named", None, None, None),
+        (["[1,0]<stderr>:Missing ranks:", "[1,0]<stderr>:3: [grads_12_0 ...]", HVD], "unknown", None, None,
+         "rank 3"),
+        (["Stalled ranks:", "1: [a]", "2: [a]", HVD], "unknown", None, None, None),
+        (["Could not override 'trainer.num_node'.", "Key 'num_node' is not in struct"], "known",
+         "bad_arguments", None, None),
         (["PyTorchJob bert is failed because 1 Worker replica(s) failed."], "unknown", None, None, None),
         (DESCRIBED.format("Running", "Waiting", "OOMKilled").split("\n"), "known", "container_oom", "n3",
          None),

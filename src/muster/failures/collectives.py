@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 MISMATCH = "collective_mismatch"  # in the table of failures
-HINTS = ("WorkNCCL(", "ast enqueued", "missing ranks: ", "Culprit rank ", "monitoredBarrier")
+HINTS = (
+    "WorkNCCL(", "ast enqueued", "missing ranks: ", "Culprit rank ", "monitoredBarrier", "Missing ranks:",
+    "Stalled ranks:",
+)  # fmt: skip
 _MOST = 10_000  # ranks and groups that are kept
 # ProcessGroupNCCL's log prefix: "[Rank 3]", "[PG 0 Rank 3]", "[PG ID 0 PG GUID 0(default_pg) Rank 3]". Of
 # groups without a GUID only the default one is the same in all ranks.
@@ -17,6 +21,8 @@ _WHO = re.compile(r"\[(?:PG (?:ID )?(?P<group>\d+)(?: PG GUID (?P<guid>[^\]]*?))
 _WORK = re.compile(r"WorkNCCL\(SeqNum=(\d{1,18}), OpType=(\w+), NumelIn=(\d{1,18})")
 _ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d{1,12})\b")
 _MISSING = re.compile(r"missing ranks: \{?(\d{1,6})[}\]]")  # PyTorch's, and Horovod's
+_STALLED = re.compile(r"(?:Missing|Stalled) ranks:\s*$")  # Horovod's, each in a line below
+_LISTED = re.compile(r"(?:\[\d+,\d+\]<std\w+>: ?)?(\d{1,6})!?: \[")
 _BARRIER = re.compile(r"\bRank (\d{1,6}) failed to pass monitoredBarrier")
 _CULPRIT = re.compile(r"Culprit rank (\d{1,6}); Error type: (\w+)")
 _UNEVEN = frozenset(("SEND", "RECV", "COALESCED"))  # operations that pair with others
@@ -60,10 +66,16 @@ class Collectives:
     enqueued: dict[str, dict[int, int]] = field(default_factory=dict)
     reported: Odd | None = None  # by the flight recorder itself
 
-    def line(self, text: str, rank: int | None) -> None:
-        """Read a line that has one of the HINTS. `rank`: whose it is, where something before it says so."""
+    def line(self, text: str, rank: int | None, below: Sequence[str] = ()) -> None:
+        """Read a line that has one of the HINTS. `rank`: whose it is, where something before it says so.
+        `below`: the lines after it."""
         if match := _MISSING.search(text):
             self.reported = Odd(f"rank {match[1]} did not come to a collective of the others", int(match[1]))
+        elif _STALLED.match(text):
+            listed = [int(each[1]) for each in takewhile(bool, map(_LISTED.match, below)) if each]
+            if len(listed) == 1:
+                words = f"rank {listed[0]} did not come to a collective of the others"
+                self.reported = Odd(words, listed[0])
         elif match := _BARRIER.search(text):
             self.reported = Odd(f"rank {match[1]} did not come to a barrier of the others", int(match[1]))
         elif match := _CULPRIT.search(text):

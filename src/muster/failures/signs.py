@@ -322,6 +322,8 @@ class LineSpot(Protocol):
     def local_rank(self) -> int | None: ...
     @property
     def own(self) -> bool: ...
+    @property
+    def below(self) -> Sequence[str]: ...
 
 
 _Key = tuple[Weight, str | None, int | None]  # with the host and the rank
@@ -389,7 +391,7 @@ class Signs:
         """Look at a line, without its host's prefix. What it quotes of others says nothing of this job.
         `raw`: with it and with colours; `shape`: that without its digits."""
         if any(hint in text for hint in COLLECTIVES):
-            self.collectives.line(text, self._rank())
+            self.collectives.line(text, self._rank(), self.spot.below if self.spot else ())
         echo = self.symptoms.get(shape)
         if echo and echo.search(text):
             self._add("symptom", echo.failure, text, (host,))

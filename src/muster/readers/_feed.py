@@ -337,6 +337,11 @@ class LinePlace(NamedTuple):
         innermost = next(iter(self._frames()), None)
         return innermost is not None and not any(part in innermost[1] for part in _OTHERS)
 
+    @property
+    def below(self) -> Sequence[str]:
+        """The next lines, as far as they are of the same block."""
+        return self.block[self.place + 1 : self.place + 1 + _FEW]
+
     def _frames(self) -> list[re.Match[str]]:
         """Of the traceback that ends here, the innermost first."""
         frames = []
