@@ -146,7 +146,7 @@ class Entry(entries.NamedRecipe):
         "the same work on all sizes. Null: no curve.",
     )
     thresholds: list[Threshold] = Field(
-        default_factory=list, description="What this entry's jobs must reach, in addition to the suite's thresholds."
+        default_factory=list, description="What this entry's jobs must reach, besides the suite's thresholds."
     )
     published: list[Published] = Field(
         default_factory=list,

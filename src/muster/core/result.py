@@ -129,7 +129,7 @@ class Flops(Part):
     )
     mfu: float | None = Field(None, description="model FLOPs utilization: model_per_second / peak")
     hfu: float | None = Field(None, description="hardware FLOPs utilization: hardware_per_second / peak")
-    counting_seconds: float | None = Field(None, description="what counting cost a rank, in addition to training")
+    counting_seconds: float | None = Field(None, description="what counting cost a rank, besides training")
 
 
 class Memory(Part):

@@ -1,1 +1,1 @@
-"""What fails in distributed training: one table (failures.json), read by ranks and the control side alike."""
+"""Failures of distributed training: one table (failures.json), read by ranks and the control side alike."""

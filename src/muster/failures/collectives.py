@@ -31,7 +31,7 @@ _SIZED = frozenset(("ALLREDUCE", "_ALLREDUCE_SPARSE", "BROADCAST", "REDUCE"))  #
 
 @dataclass(frozen=True)
 class _Work:
-    """What a rank waited in when its time was over. `size`: elements that it gave."""
+    """The collective in which a rank waited when its time was over. `size`: elements that it gave."""
 
     number: int
     operation: str
@@ -41,7 +41,7 @@ class _Work:
         return f"{self.operation} of {self.size} elements (SeqNum {self.number})"
 
     def unlike(self, other: _Work) -> bool:
-        """Whether two ranks of a group cannot both be right."""
+        """Return whether two ranks of a group cannot both be right."""
         if self.number != other.number or {self.operation, other.operation} & _UNEVEN:
             return False
         sizes = self.operation in _SIZED and self.size != other.size
@@ -51,7 +51,7 @@ class _Work:
 @dataclass(frozen=True)
 class Odd:
     """A rank that waits elsewhere than the others. `rank`: which; None: one of two, and not known which.
-    `failure`: the failure's id, where the program went different ways for certain."""
+    `failure`: the failure's id, where the program certainly took different ways."""
 
     words: str
     rank: int | None = None
@@ -60,15 +60,15 @@ class Odd:
 
 @dataclass
 class Collectives:
-    """What ranks say of the collectives that they waited in, by process group."""
+    """The collectives in which ranks waited, by process group."""
 
     works: dict[str, dict[int, _Work]] = field(default_factory=dict)
     enqueued: dict[str, dict[int, int]] = field(default_factory=dict)
     reported: Odd | None = None  # by the flight recorder itself
 
     def line(self, text: str, rank: int | None, below: Sequence[str] = ()) -> None:
-        """Read a line that has one of the HINTS. `rank`: whose it is, where something before it says so.
-        `below`: the lines after it."""
+        """Read a line that has one of the HINTS. `rank`: the one that wrote it, where that is named before
+        it."""
         if match := _MISSING.search(text):
             self.reported = Odd(f"rank {match[1]} did not come to a collective of the others", int(match[1]))
         elif _STALLED.match(text):
@@ -94,7 +94,7 @@ class Collectives:
                     enqueued.setdefault(number, int(last[1]))
 
     def odd(self) -> Odd | None:
-        """Return the rank that differs from the others; None: none does, or no line says so."""
+        """Return the rank that differs from the others; None: none does, or no line shows it."""
         return self.reported or next(self._differing(), None)
 
     def _differing(self) -> Iterator[Odd]:
@@ -119,7 +119,7 @@ class Collectives:
 
 
 def merged(parts: Iterable[Collectives]) -> Collectives:
-    """What several logs of one job say."""
+    """Merge the collectives of several logs of one job."""
     whole = Collectives()
     for part in parts:
         whole.reported = whole.reported or part.reported

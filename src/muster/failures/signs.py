@@ -1,6 +1,6 @@
 """Why a job failed, from its log: the first line that decides. Pure.
 
-What tools say of failures is in the table of failures; here is what they say of a process's end.
+The table of failures has what tools print about failures; here is what they print about a process's end.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ _GAP = 10_000  # lines without a sign, after which a program that tells no steps
 
 @dataclass(frozen=True)
 class Sign:
-    """A line that may be why."""
+    """A line that may be the cause."""
 
     weight: Weight
     failure: str | None
@@ -306,7 +306,7 @@ class Sign:
 
 
 class LineSpot(Protocol):
-    """Where a line stands, and what can be told from that."""
+    """The place of a line, and what follows from it."""
 
     @property
     def number(self) -> int | None: ...
@@ -331,8 +331,8 @@ _Key = tuple[Weight, str | None, int | None]  # with the host and the rank
 
 @dataclass
 class _Echo:
-    """What lines of one shape say: that something else has failed. `heard`: how those begin whose sign is
-    kept already, as far as that says whose they are."""
+    """Lines of one shape that only say that something else has failed. `heard`: how those begin whose sign is
+    kept already, as far as that names their sender."""
 
     failure: str
     search: Callable[[str], object]
@@ -342,7 +342,7 @@ class _Echo:
 
 @dataclass
 class Signs:
-    """What speaks for a failure, as lines come in.
+    """The evidence of a failure, as lines come in.
 
     A job that goes on was not ended by what was written before: of each weight, host and rank, the first sign
     counts that came after the last but one mark of progress (ranks' lines may arrive out of order).
@@ -388,8 +388,8 @@ class Signs:
     shapes: set[str] = field(default_factory=set)  # of all lines that may be a reason, also of earlier ones
 
     def line(self, text: str, host: str | None, raw: str = "", shape: str = "") -> None:
-        """Look at a line, without its host's prefix. What it quotes of others says nothing of this job.
-        `raw`: with it and with colours; `shape`: that without its digits."""
+        """Read a line, without its host's prefix. What it quotes of others does not concern this job. `raw`:
+        with it and with colours; `shape`: that without its digits."""
         if any(hint in text for hint in COLLECTIVES):
             self.collectives.line(text, self._rank(), self.spot.below if self.spot else ())
         echo = self.symptoms.get(shape)
@@ -411,8 +411,8 @@ class Signs:
                     self._remember(entry, raw, shape)
 
     def idle(self, raw: str, shape: str, number: int) -> bool:
-        """Whether a line tells of no failure, as one of its shape did not, or says only that the program goes
-        on; and of nothing that it met right before: data loaders print millions of these."""
+        """Return whether a line reports no failure, as one of its shape did not, or says only that the
+        program goes on; and nothing right before it was caught: data loaders print millions of these."""
         if self.aside or number - self.last_number <= _AFTER:
             return False
         if shape in self.idles:
@@ -423,7 +423,7 @@ class Signs:
         return only
 
     def again(self, raw: str, shape: str, number: int) -> bool:
-        """Whether a line says once more what its rank has said, as those of thousands do that miss another
+        """Return whether a line repeats what its rank has printed, as those of thousands do that lost another
         one: then it is counted, and nothing in it is new."""
         echo = self.symptoms.get(shape)
         if echo is None or raw[: echo.begin] not in echo.heard or not echo.search(raw):
@@ -436,14 +436,14 @@ class Signs:
         return True
 
     def restart(self) -> None:
-        """Another run begins: steps are counted anew. What ended a process ended the run before."""
+        """Begin another run: steps are counted anew. What ended a process ended the run before."""
         for sign in (*self.earlier.values(), *self.now.values()):
             ended = sign.uncaught or sign.weight in ("killed", "crash")
             if ended and sign not in self.before and len(self.before) < _FEW:
                 self.before.append(sign)
 
     def progress(self) -> None:
-        """Another step was done."""
+        """Record another step."""
         self.marked, self.finished, self.onward = True, False, self.spot
         self.since += 1
         self.met.clear()
@@ -455,17 +455,17 @@ class Signs:
             self.forget()
 
     def finish(self) -> None:
-        """The training has ended as it should."""
+        """Record that the training has ended as it should."""
         if self.end is None and self.spot:
             self.end = self.spot.number
         self.finished = True
 
     def decisive(self) -> Sign | None:
-        """The one that explains most: a cause before what it led to; None: there is no sign.
+        """Return the sign that explains most: a cause before what it led to; None: there is no sign.
 
-        What the scheduler says comes before the signals that it sent; a signal that a host's program brought
-        upon itself before the exceptions of others. Where torchrun says which rank failed first, and that one
-        gives a reason of its own, or none, it is this.
+        The scheduler's words come before the signals that it sent; a signal that a host's program brought
+        upon itself before the exceptions of others. Where torchrun reports which rank failed first, and that
+        one gives a reason of its own, or none, it is this.
         """
         best = min(self._all(), key=lambda sign: _ORDER[sign.weight], default=None)
         best = self._before(self._raised_after(best)) if best else None
@@ -479,14 +479,14 @@ class Signs:
         return best if first.weight == "symptom" or (first.weight == "exit" and nobodys) else first
 
     def offhand(self, sign: Sign) -> bool:
-        """Whether a program only says in passing what else would be why: not by an exception, a level or an
-        exit, and of nothing that befalls a host."""
+        """Return whether a program only mentions in passing what else would be the cause: not by an
+        exception, a level or an exit, and nothing that befalls a host."""
         entry = known_failures().get(sign.failure or "")
         plain = sign.weight == "cause" and not (is_exception(sign.text) or self.traceback or self.broke)
         return plain and entry is not None and entry.blame != "host" and not _LEVEL.search(sign.text)
 
     def in_a_sentence(self, sign: Sign) -> bool:
-        """Whether the words of a failure stand in the middle of a sentence that does not say that it
+        """Return whether the words of a failure are in the middle of a sentence that does not say that it
         happened."""
         if sign.weight != "cause" or sign.code or is_exception(sign.text):
             return False
@@ -495,12 +495,12 @@ class Signs:
         return begin is not None and bool(re.search(r"\w [\"'`]?$", begin)) and not _HAPPENED.search(begin)
 
     def passed(self, sign: Sign) -> bool:
-        """Whether a mark of progress came after a sign: one, since two leave none."""
+        """Return whether a mark of progress came after a sign: one, since two leave none."""
         return any(each is sign for each in self.earlier.values())
 
     def after_the_end(self) -> Sign | None:
-        """The first exception of a traceback that was raised when a training had ended; None: there is none,
-        or only what follows from the end of other ranks."""
+        """Return the first exception of a traceback that was raised when a training had ended; None: there is
+        none, or only what follows from the end of other ranks."""
         end = self.end
         if end is None:
             return None
@@ -509,9 +509,9 @@ class Signs:
         return next((each for each in late if (each.number or 0) > end), None)
 
     def _raised_after(self, best: Sign) -> Sign:
-        """A mistake of the program, or what surely ended it, raised after what a line tells of without
-        a traceback and without a level: the program got over that. What befell a host counts still, unless a
-        step was made after it. Else the same sign."""
+        """Return a mistake of the program, or what surely ended it, raised after a line without a traceback
+        and without a level: the program got over that. What befell a host counts still, unless a step was
+        made after it. Else the same sign."""
         if best.weight != "cause" or best.code or _LEVEL.search(best.text):
             return best
         raised = (each for each in self.now.values() if each.weight == "exception")
@@ -524,8 +524,8 @@ class Signs:
         return next(sure, best)
 
     def _before(self, best: Sign) -> Sign:
-        """An exception that another rank raised earlier, by its time stamps, than one whose name is in the
-        table. Else the same sign."""
+        """Return an exception that another rank raised earlier, by its time stamps, than one whose name is in
+        the table. Else the same sign."""
         entry = known_failures().get(best.failure or "")
         if entry is None or entry.blame != "work" or not best.code or best.when is None:
             return best
@@ -540,11 +540,11 @@ class Signs:
         return self.traceback and self.since < 2
 
     def by_weight(self) -> list[Sign]:
-        """All, those that explain most first."""
+        """Return all signs, those that explain most first."""
         return sorted(self._all(), key=lambda sign: _ORDER[sign.weight])
 
     def by_themselves(self) -> tuple[tuple[str, str | None], ...]:
-        """(host, failure) of all hosts that ended in the decisive way, and not because of another."""
+        """Return (host, failure) of all hosts that ended in the decisive way, and not because of another."""
         best = self.decisive()
         if best is None:
             return ()
@@ -556,7 +556,8 @@ class Signs:
         return tuple(failures.items())
 
     def _all(self) -> list[Sign]:
-        """The earliest first. Where a program raised an exception and then crashed, it is the exception."""
+        """Return all signs, the earliest first. Where a program raised an exception and then crashed, it is
+        the exception."""
         signs = self.earlier | {key: sign for key, sign in self.now.items() if key not in self.earlier}
         raised = {host for weight, host, _ in signs if weight == "exception"}
         return [sign for sign in signs.values() if sign.weight != "crash" or sign.host not in raised]
@@ -605,15 +606,15 @@ class Signs:
             self.chains[rank].append(text)
 
     def _run_on(self, number: int) -> None:
-        """One more of the signs that stand close together, or the first one of others."""
+        """Add a sign to those that are close together, or begin other ones."""
         if number - self.run_end > NEAR:
             self.run_begin = number
         self.run_end = number
 
     def _outdone(self, old: Sign, failure: str | None, text: str) -> bool:
-        """Whether another line of the same weight is the cause: it was raised, where the first only speaks
-        of a failure; or the GPU has computed, though a line says that there is none; or the program was
-        training already when it was raised, and what was said in passing is of its start."""
+        """Return whether another line of the same weight is the cause: it was raised, where the first only
+        mentions a failure; or the GPU has computed, though a line says that there is none; or the program was
+        training already when it was raised, and what was mentioned in passing is of its start."""
         if old.failure in _NO_GPU and failure in _COMPUTED and re.search(r"CUDA|\.cu:\d", text):
             return True
         if not (is_exception(text) and self.traceback):
@@ -625,8 +626,8 @@ class Signs:
         return self.in_a_sentence(old) or (later and passing)
 
     def _asked_till_now(self) -> str | None:
-        """The failure that the program did not get past before it was ended from outside: what it said last,
-        where that is no echo of another rank's; None: there is none."""
+        """Return the failure that the program did not get past before it was ended from outside: its last
+        message, where that is no echo of another rank's; None: there is none."""
         entry = find(self.last) if self.last and self.spot else None
         if entry is None or entry.phrase.weight != "symptom" or self.spot is None:
             return None
@@ -634,13 +635,12 @@ class Signs:
         return entry.failure.id if own and (self.spot.number or 0) - self.last_number <= _NEAR else None
 
     def _rank(self) -> int | None:
-        """Whose line it is; None: nobody says."""
+        """Return the rank that wrote the line; None: it is not named."""
         return self.spot.rank if self.spot else None
 
     def _handled(self) -> None:
-        """The exception that a rank said last is no reason, nor are those that led to it: the program met
-        them, and failed by another one. But no program means to meet a full device, or a row that cannot be
-        read."""
+        """Drop the exception that a rank printed last, and those that led to it: the program caught them, and
+        failed by another one. But no program means to catch a full device, or a row that cannot be read."""
         rank = self._rank()
         for key, sign in list(self.now.items()):
             entry = known_failures().get(sign.failure or "")
@@ -652,7 +652,7 @@ class Signs:
                     self.met[key] = sign
 
     def _get_over(self) -> None:
-        """The program says, right after what its rank said last, that it goes on."""
+        """Drop what its rank printed last: right after it, the program says that it goes on."""
         spot, rank = self.spot, self._rank()
         if spot is None or (spot.number or 0) - self.last_number > _AFTER:
             return
@@ -662,8 +662,8 @@ class Signs:
                 self.met[key] = self.now.pop(key)
 
     def _hosts(self, text: str, host: str | None, account: bool) -> Sequence[str | None]:
-        """Of a line, the hosts that it names, or else the one whose line it is. `account`: of a process's
-        end."""
+        """Return the hosts that a line names, or else the one that wrote it. `account`: of a process's end.
+        """
         named, number = _WHO.search(text), (self.spot.number or 0) if self.spot else 0
         if host is None and self.task and number - self.task[1] <= NEAR and is_exception(text):
             host = self.task[0]
@@ -679,7 +679,7 @@ class Signs:
         return hosts
 
     def _place(self, rank: int | None, host: str | None) -> None:
-        """What a rank has said is of the host that a launcher's account of its end names."""
+        """Assign what a rank has printed to the host that a launcher's report of its end names."""
         for signs in (self.now, self.earlier):
             for key, sign in signs.items():
                 if sign.rank == rank and sign.host is None:
@@ -691,12 +691,12 @@ class Signs:
             self.symptoms[shape] = _Echo(entry.failure.id, search, match.end() + _MORE)
 
     def forget(self) -> None:
-        """Whose echoes were heard: they may have other hosts by now, or other signs are kept."""
+        """Forget whose echoes were read: they may have other hosts by now, or other signs are kept."""
         for echo in self.symptoms.values():
             echo.heard.clear()
 
     def _is_late(self, code: int, signal: bool) -> bool:
-        """Whether a process's end, or what follows from it, comes after a training that ended well."""
+        """Return whether a process's end, or what follows from it, comes after a training that ended well."""
         if not self.finished or not (code or signal) or self.broke:
             return False
         weights = {weight for weight, *_ in (*self.now, *self.earlier)}
@@ -704,8 +704,8 @@ class Signs:
         return (crash and not {"cause", "exception"} & weights) or bool(self.late)
 
     def _leads(self, text: str) -> bool:
-        """Whether a line only says what those after it are of: a traceback, an account of a process; or
-        belongs to what is said aside."""
+        """Return whether a line only introduces those after it: a traceback, a report on a process; or
+        belongs to an aside."""
         if _ASIDE.search(text):
             self.aside = _ASIDE_LINES
             return True
@@ -754,8 +754,8 @@ class Signs:
         return True
 
     def _follows(self, text: str) -> bool:
-        """Whether a line belongs to what was said before: the program goes on after an exception, or the
-        exception of a process that torchrun gives account of."""
+        """Return whether a line belongs to those before it: the program goes on after an exception, or it is
+        the exception of a process that torchrun reports on."""
         if _OVER.search(text) and not is_exception(text) and not find(text):
             self._get_over()
             return True
@@ -767,7 +767,7 @@ class Signs:
         return True
 
     def _look(self, text: str, host: str | None) -> bool:
-        """Whether it tells of no failure."""
+        """Read a line. Return whether it reports no failure."""
         if self._leads(text) or self._follows(text):
             return False
         hosts: Sequence[str | None]
@@ -835,15 +835,16 @@ class Signs:
 
 
 def _is_plain(raw: str, text: str) -> bool:
-    """Whether a line that tells of no failure would not with other digits either, nor within a traceback."""
+    """Return whether a line that reports no failure would not with other digits either, nor within a
+    traceback."""
     if text[:1].isspace() or len(raw) >= _USUAL or is_exception(text) or _NUMBERED.search(raw):
         return False
     return not any(hint in raw for hint in _TELLING)
 
 
 def _unquoted(text: str) -> str:
-    """A line up to the text of a field that alone tells of a failure and is no word of the program's own, as
-    in a configuration that is printed."""
+    """Return a line up to the text of a field that alone mentions a failure and is no word of the program's
+    own, as in a configuration that is printed."""
     match = find(text) if '"' in text or "'" in text else None
     cause = match.phrase.expression.search(text) if match else None
     if match is None or cause is None or match.phrase.weight not in _MET:
@@ -857,8 +858,8 @@ def _unquoted(text: str) -> str:
 
 
 def _goes_on(text: str, entry: Recognised) -> bool:
-    """Whether the line says what its program met and got over, unlike the one in the table: it is a warning,
-    or of a lower level."""
+    """Return whether the line reports what its program caught and got over, unlike the one in the table: it
+    is a warning, or of a lower level."""
     match = entry.phrase.expression.search(text)
     begin = text[: match.start()] if match else text
     below = _BELOW.search(begin)
@@ -870,7 +871,7 @@ def _goes_on(text: str, entry: Recognised) -> bool:
 
 
 def _before_it(text: str, entry: Recognised) -> str | None:
-    """What stands in a line before the words of a failure; None: what the tool itself says there, by the
+    """Return what precedes the words of a failure in a line; None: what the tool itself prints there, by the
     table's example."""
     expression = entry.phrase.expression
     match, example = expression.search(text), expression.search(entry.phrase.example)
@@ -881,7 +882,7 @@ def _before_it(text: str, entry: Recognised) -> str | None:
 
 
 def _is_advice(text: str, entry: Recognised) -> bool:
-    """Whether a sentence only says what may happen, or what to do then."""
+    """Return whether a sentence only says what may happen, or what to do then."""
     match = entry.phrase.expression.search(text)
     begin = _before_it(text, entry) if match and match.start() else ""
     if begin is None or is_exception(text) or _EXCEPTION.search(begin):
@@ -892,17 +893,17 @@ def _is_advice(text: str, entry: Recognised) -> bool:
 
 
 def is_exception(text: str) -> bool:
-    """Whether a line is Python's last word on an exception."""
+    """Return whether a line is the last line of Python's traceback."""
     return bool(_EXCEPTION.match(text))
 
 
 def is_loud(line: str) -> bool:
-    """Whether a line speaks of an error in any words, and not as of a warning or less."""
+    """Return whether a line mentions an error in any words, and not as of a warning or less."""
     return bool(_LOUD.search(line)) and not (_WARNING.search(line) or _BELOW.search(line))
 
 
 def has_bare_exception(lines: Sequence[str]) -> bool:
-    """Whether one of these lines is Python's last word on an exception that was not printed aside."""
+    """Return whether one of these lines is the last line of Python's traceback, and not part of an aside."""
     aside = False
     for line in lines:
         if is_exception(line) and not _OVER.search(line):
@@ -914,19 +915,20 @@ def has_bare_exception(lines: Sequence[str]) -> bool:
 
 
 def shape_of(text: str, *hosts: str | None) -> str:
-    """A reason without its numbers and hosts: what the same line has in another job's log."""
+    """Return a reason without its numbers and hosts: the same line in another job's log has it too."""
     for host in filter(None, hosts):
         text = text.replace(host, "")
     return re.sub(r"\d+", "", shortened(text))
 
 
 def order(weight: Weight) -> int:
-    """How little a line of this weight explains."""
+    """Return how little a line of this weight explains."""
     return _ORDER[weight]
 
 
 def weight_of(failure: str | None) -> int:
-    """How much a failure explains: a cause, before an exception (which has no name), before a symptom."""
+    """Return how much a failure explains: a cause, before an exception (which has no name), before a symptom.
+    """
     if failure is None:
         return _ORDER["exception"]
     entry = known_failures().get(failure)
@@ -935,7 +937,7 @@ def weight_of(failure: str | None) -> int:
 
 
 def shortened(text: str) -> str:
-    """A line as a reason: without blanks at its ends, and of a long one both ends, LONGEST in all."""
+    """Return a line as a reason: without blanks at its ends, and of a long one both ends, LONGEST in all."""
     line = " ".join(text.split())
     half = LONGEST // 2
     return line if len(line) <= LONGEST else f"{line[: half - 3]} ... {line[2 - half :]}"

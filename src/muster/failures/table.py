@@ -1,4 +1,4 @@
-"""The table of failures: how tools say them, who is to blame, why they happen and what helps. Pure.
+"""The table of failures: how tools report them, who is to blame, why they happen and what helps. Pure.
 
 `failures.json` has one entry per failure, in the order of trial: the first whose phrase fits a text claims
 it.
@@ -38,10 +38,10 @@ Source = Literal["log", "error", "ssh"]
 
 @dataclass(frozen=True)
 class Phrase:
-    """A way in which a tool says it.
+    """A tool's words for a failure.
 
-    `example`: as it was really printed. `hint`: words that every line has which the pattern fits, so that
-    most lines need no expression. `problem` and `remedy`: what this phrase says more exactly than its entry.
+    `example`: as it was really printed. `hint`: words in every line that the pattern fits, so that most lines
+    need no expression. `problem` and `remedy`: more specific than those of its entry.
     """
 
     pattern: str
@@ -79,12 +79,12 @@ class KnownFailure:
     check: str | None = None
 
     def remedy_on(self, host: str | None) -> str:
-        """Return the remedy as it is shown to people. `host`: where it failed; None: nobody knows."""
+        """Return the remedy as it is shown to people. `host`: where it failed; None: not known."""
         return self.remedy.replace("{host}", host or "HOST")
 
 
 class Recognised(NamedTuple):
-    """What a text says."""
+    """The entry and the phrase that fit a text."""
 
     failure: KnownFailure
     phrase: Phrase
@@ -92,7 +92,7 @@ class Recognised(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """For people who see on which host it was."""
+        """The remedy for people who see on which host it was."""
         return self.phrase.remedy.replace("{host}", "HOST")
 
 
@@ -104,7 +104,8 @@ _MOST_OF_OTHERS = 0.1  # of a GPU, which a process's own context takes as well
 
 
 def others_hold(text: str) -> float | None:
-    """Bytes of a GPU that other processes hold, by PyTorch's words on a full one; None: few, or not known."""
+    """Return the bytes of a GPU that other processes hold, by PyTorch's message about a full one; None: few,
+    or not known."""
 
     def told(pattern: str) -> float | None:
         match = re.search(pattern.replace("#", r"([\d.]+) ([KMG]iB)"), text)
@@ -126,7 +127,7 @@ def others_hold(text: str) -> float | None:
 
 @cache
 def known_failures() -> Mapping[str, KnownFailure]:
-    """All entries by id, in the order of trial."""
+    """Return all entries by id, in the order of trial."""
     text = resources.files("muster.failures").joinpath("failures.json").read_text(encoding="utf-8")
     entries = [
         KnownFailure(**{**entry, "says": tuple(Phrase(**phrase) for phrase in entry["says"])})
@@ -137,7 +138,8 @@ def known_failures() -> Mapping[str, KnownFailure]:
 
 @cache
 def phrases(*sources: Source) -> tuple[tuple[KnownFailure, Phrase], ...]:
-    """All phrases that stand there, in the order of trial, each with its remedy or else its entry's."""
+    """Return all phrases of these sources, in the order of trial, each with its remedy or else its entry's.
+    """
     return tuple(
         (entry, phrase if phrase.remedy else replace(phrase, remedy=entry.remedy))
         for entry in known_failures().values()
@@ -147,7 +149,8 @@ def phrases(*sources: Source) -> tuple[tuple[KnownFailure, Phrase], ...]:
 
 
 def find(text: str, *sources: Source) -> Recognised | None:
-    """The first failure that claims a text; None: no known one. `sources`: a line of a log by default."""
+    """Return the first failure that claims a text; None: no known one. `sources`: a line of a log by default.
+    """
     for entry, phrase in phrases(*(sources or ("log",))):
         if phrase.hint in text and phrase.expression.search(text):
             if entry.id == SHARED_GPU and not others_hold(text):
@@ -157,13 +160,13 @@ def find(text: str, *sources: Source) -> Recognised | None:
 
 
 def id_of(text: str, *sources: Source) -> str | None:
-    """The id of the failure that claims a text, as `find` does."""
+    """Return the id of the failure that claims a text, as `find` does."""
     match = find(text, *sources)
     return match.failure.id if match else None
 
 
 def find_ssh(lines: Sequence[str]) -> Recognised | None:
-    """What ssh says: the first phrase that any line begins with."""
+    """Return the first phrase of ssh's with which any line begins."""
     return next(
         (
             Recognised(entry, phrase, line)
@@ -176,7 +179,7 @@ def find_ssh(lines: Sequence[str]) -> Recognised | None:
 
 
 def disk_full(error: OSError, where: Path | str | None = None) -> JobError | None:
-    """The error of a write that found no room; None: it is another one."""
+    """Return the error of a write that found no room; None: it is another one."""
     if error.errno not in NO_ROOM:
         return None
     entry = known_failures()["disk_full"]
@@ -185,18 +188,18 @@ def disk_full(error: OSError, where: Path | str | None = None) -> JobError | Non
 
 
 def blame_of(failure: str | None) -> Blame:
-    """Who is to blame, by a failure's id."""
+    """Return who is to blame, by a failure's id."""
     entry = known_failures().get(failure or "")
     return entry.blame if entry else "unknown"
 
 
 def why_lost(words: str) -> str:
-    """The id of why nobody gets through to a host, by what was said last."""
+    """Return the id of why a host cannot be reached, by the last message."""
     match = find(words)
     return match.failure.id if match and match.failure.blame == "host" else "ssh_unreachable"
 
 
 def is_hardware(failure: str | None, text: str | None) -> bool:
-    """Whether a line tells of a host's broken hardware, and of nothing else."""
+    """Return whether a line reports a host's broken hardware, and nothing else."""
     entry = known_failures().get(failure or "")
     return bool(entry and entry.proof and re.search(entry.proof, text or ""))

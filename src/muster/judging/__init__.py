@@ -1,10 +1,11 @@
-"""Which host, link or switch is bad, from jobs that ran on groups of hosts. Pure: no input, no output.
+"""Find the host, link or switch that is bad, from jobs that ran on groups of hosts. Pure: no input, no
+output.
 
-    state = localise(observations, topology)    what all jobs so far say
+    state = localise(observations, topology)    what all jobs so far show
     groups = next_wave(state)                   which disjoint groups to run next; none: all is known
     judgement = judge_state(state)              a verdict per host, and the links and switches accused
 
-`judge(observations, topology)` does the first and the last in one. docs/judging.md says why it is done so.
+`judge(observations, topology)` does the first and the last in one. docs/judging.md explains the method.
 """
 
 from muster.judging.ask import next_wave

@@ -1,10 +1,10 @@
 """Hosts that are slower than the others by the same factor: other hardware, rather than as many faults. Pure.
 
-Two generations of machines in one fleet differ by a constant factor in everything that they run. Held against
-the faster ones, each of the slower ones would be accused. Faults are rare and seldom of one size: where a
-sixth of the hosts is slower by the same, alone too, that is what they are, and they are judged beside each
-other. Whether it is hardware is for somebody to say who knows it. Hosts behind one switch may share a fault
-instead (`rack`).
+Two generations of machines in one fleet differ by a constant factor in everything that they run. Compared
+with the faster ones, each of the slower ones would be accused. Faults are rare and seldom of one size: where
+a sixth of the hosts is slower by the same factor, alone too, they are taken for other hardware, and compared
+with each other. Whether it is other hardware, somebody who knows the machines has to say. Hosts behind one
+switch may share a fault instead (`rack`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = 3  # of hardware, beside that of the others, that a work is split into
 
 @dataclass(frozen=True)
 class SlowerGroup:
-    """Hosts that are slower than the others of a work by the same (share of a step's time)."""
+    """Hosts that are slower than the others of a work by the same share of a step's time."""
 
     work: str
     hosts: tuple[str, ...]
@@ -37,8 +37,8 @@ class SlowerGroup:
 
     @property
     def name(self) -> str:
-        """16 hosts alike, 8.0% slower than the others. Two groups of a work have two names, also where they
-        are as large."""
+        """"16 hosts alike, 8.0% slower than the others". Two groups of a work have two names, also where they
+        have the same size."""
         return f"{len(self.hosts)} hosts alike, {format_slower(self.slower, 'the others', digits=1)}"
 
     @property
@@ -54,8 +54,9 @@ def hosts_alike(
     settings: Settings,
     strays: float = STRAY,
 ) -> list[SlowerGroup]:
-    """One group of each work in which there is one, the largest. `observations`: with the times that jobs
-    had, whatever their moments; `strays`: as many hosts as this share of a group may be nearly as slow."""
+    """Return one group of each work in which there is one, the largest. `observations`: with the times that
+    jobs had, whatever their moments; `strays`: as many hosts as this share of a group may be nearly as slow.
+    """
     rows: dict[str, dict[int, list[int]]] = {}
     for host, own in readings.of_host.items():
         for row in own:
@@ -81,9 +82,10 @@ def hosts_alike(
 
 
 def _level(readings: Readings, rows: Sequence[int]) -> float | None:
-    """By how much (log) a host is slower for good: its best group, since others may be slower (of many the
-    second best: one may be of a moment that was read wrongly); where it was in no two of them, its usual time
-    alone. (Alone, suspects run at other moments than those beside them.) None: it may be another host."""
+    """Return by how much (log) a host is slower for good: its best group, since others may be slower (of many
+    the second best: one may be of a moment that was estimated wrongly); where it was in fewer than two of
+    them, its usual time alone. (Alone, suspects run at other moments than their peers.) None: it may be
+    another host."""
     groups = [row for row in rows if not readings.alone[row]]
     if len({readings.hosts[row] for row in groups}) > 1:
         return sorted([readings.value[row] for row in groups])[len(groups) >= MANY]
@@ -94,8 +96,8 @@ def _level(readings: Readings, rows: Sequence[int]) -> float | None:
 def _good_alone(
     observations: Sequence[Observation], work: str, mine: set[str], others: set[str], level: float
 ) -> bool:
-    """Whether hosts that are slow in groups are as fast alone as `others`, which are not slow: that is no
-    slower hardware."""
+    """Return whether hosts that are slow in groups are as fast alone as `others`, which are not slow: that is
+    no slower hardware."""
     alone = [
         (each.hosts[0], math.log(each.seconds))
         for each in observations
@@ -108,8 +110,8 @@ def _good_alone(
 
 
 def _together(levels: dict[int, float], sigma: float, settings: Settings, strays: float) -> set[int]:
-    """The hosts of the largest group that is clearly slower and close together; none, where it is too small,
-    or not by itself."""
+    """Return the hosts of the largest group that is clearly slower and close together; none, where it is too
+    small, or not separate."""
     low = max(math.log1p(settings.slow), CLEARLY * sigma)
     slow = sorted((level, host) for host, level in levels.items() if level > low)
     best: list[tuple[float, int]] = []
@@ -126,8 +128,8 @@ def _together(levels: dict[int, float], sigma: float, settings: Settings, strays
 
 
 def apart(observations: Sequence[Observation], groups: Sequence[SlowerGroup]) -> list[Observation]:
-    """The jobs with those of each group, of which a work has one at most, as work of its own: a job runs at
-    the pace of its slowest host."""
+    """Return the jobs, with those of each group, of which a work has one at most, as a separate work: a job
+    runs at the pace of its slowest host."""
     of_work = {group.work: (frozenset(group.hosts), f"with the {group.name}") for group in groups}
 
     def of(job: Observation) -> Observation:

@@ -1,4 +1,4 @@
-"""Which jobs to run next. Pure and deterministic.
+"""Choose which jobs to run next. Pure and deterministic.
 
 A wave is disjoint groups, run at once. It takes first the jobs whose outcome is least certain under the
 explanations of what was slow (each answers nearly a whole question), with partners that are known to be good;
@@ -29,28 +29,29 @@ Hosts = tuple[int, ...]
 
 
 def _bits(chance: float) -> float:
-    """The entropy of a job that is slow with this probability."""
+    """Return the entropy of a job that is slow with this probability."""
     if not 0.0 < chance < 1.0:
         return 0.0
     return -(chance * math.log2(chance) + (1 - chance) * math.log2(1 - chance))
 
 
 def _tells(part: Component, slows: Callable[[FaultExplanation], float]) -> float:
-    """The bits that a job is expected to tell: how uncertain its outcome is, less what would be uncertain
-    even if one knew the right explanation. `slows`: the chance that the job is slow under an explanation."""
+    """Return the bits that a job is expected to give: how uncertain its outcome is, less what would be
+    uncertain even if the right explanation were known. `slows`: returns the chance that the job is slow under
+    an explanation."""
     chances = [(each.probability, slows(each)) for each in part.explanations]
     mean = sum([weight * chance for weight, chance in chances])
     return _bits(mean) - sum([weight * _bits(chance) for weight, chance in chances])
 
 
 def _told_by(state: Posterior, part: Component, hosts: Hosts) -> float:
-    """What a job on these hosts tells, as far as this part goes."""
+    """Return the bits of a job on these hosts, as far as this part is concerned."""
     return _tells(part, lambda each: each.slows(state.case, hosts))
 
 
 @dataclass(frozen=True)
 class _Question:
-    """A job worth running: `bits` that its outcome tells, per host under suspicion. `hosts`: one that needs a
+    """A job worth running: `bits` that its outcome gives, per host under suspicion. `hosts`: one that needs a
     partner, two, or one alone."""
 
     bits: float
@@ -62,7 +63,7 @@ class _Question:
 
 
 def _questions(state: Posterior) -> list[_Question]:
-    """Everything that could be asked, the most telling first."""
+    """Return all possible questions, the one with most bits first."""
     asked: list[_Question] = []
     for part in state.parts:
         faults = part.faults()
@@ -81,15 +82,15 @@ def _questions(state: Posterior) -> list[_Question]:
 
 
 def _puzzling(state: Posterior, host: int) -> bool:
-    """Whether a job of the host was slow for no reason."""
+    """Return whether a job of the host was slow for no reason."""
     readings = state.case.readings
     mine = [row for row in readings.of_host[host] if not readings.alone[row]]
     return any(readings.deviations(row) > CLEAR for row in mine)
 
 
 def _of_host(state: Posterior, part: Component, host: int) -> list[_Question]:
-    """With a good partner, and alone; nothing of a host that is convicted and known in what, as far as jobs
-    can tell."""
+    """Return the questions about a host: with a good partner, and alone; none where it is convicted and its
+    kind of fault is known, as far as jobs can tell."""
     kinds: dict[str, float] = {}
     for each in part.explanations:
         for fault in each.faults:
@@ -119,7 +120,7 @@ def _of_host(state: Posterior, part: Component, host: int) -> list[_Question]:
 
 
 def _own_chance(explanation: FaultExplanation, host: int) -> float:
-    """The chance that the host slows a job of a group, by itself."""
+    """Return the chance that the host slows a job of a group, by itself."""
     for fault, fit in zip(explanation.faults, explanation.fits, strict=True):
         if fault.kind in OF_HOSTS and fault.where[0] == host:
             return 0.0 if fit.hidden else fit.chance
@@ -127,8 +128,8 @@ def _own_chance(explanation: FaultExplanation, host: int) -> float:
 
 
 def _of_switch(state: Posterior, part: Component, fault: Fault) -> list[_Question]:
-    """A good host behind the switch with a good one elsewhere, or with another behind it; where it may be
-    these hosts that are slow, and not what connects them, some of them alone."""
+    """Return the questions about a switch: a good host behind it with a good one elsewhere, or with another
+    behind it; where these hosts may be slow, and not what connects them, some of them alone."""
     bits = _bits(part.probability(fault))
     _, members = state.topology.switches[fault.where[0]]
     good = [state.topology.index[host] for host in members]
@@ -148,7 +149,7 @@ def _of_switch(state: Posterior, part: Component, fault: Fault) -> list[_Questio
 
 
 class _Wave:
-    """A wave in the making: disjoint groups, and who is left."""
+    """A wave in the making: disjoint groups, and the hosts that are left."""
 
     def __init__(self, state: Posterior) -> None:
         self.state = state
@@ -181,17 +182,17 @@ class _Wave:
         return host not in self.used
 
     def due(self) -> int:
-        """How many hosts have had too few jobs in groups to be worth running alone."""
+        """Return how many hosts have had too few jobs in groups to be worth running alone."""
         hosts = range(len(self.state.topology.hosts))
         return sum(self.jobs.get(host, 0) < min(FIRST, self.state.settings.sweeps) for host in hosts)
 
     def good(self, host: int) -> bool:
-        """Nothing points at it."""
+        """Return whether nothing points at the host."""
         return self.state.suspicion(host) <= self.state.settings.clear
 
     def partner(self, question: _Question) -> int | None:
-        """A good host for the one in question: the nearest on the ring that it has not met, else the nearest;
-        where there is none, the least suspicious, if that job would tell anything."""
+        """Return a good host for the one in question: the nearest on the ring that it has not met, else the
+        nearest; where there is none, the least suspicious, if that job would give any bits."""
         (host,) = question.hosts
         fallback: tuple[float, int] | None = None
         met: int | None = None
@@ -219,7 +220,7 @@ class _Wave:
 
 
 def _outward(host: int, count: int) -> Iterator[int]:
-    """Ring neighbours, then their neighbours, and so on."""
+    """Yield ring neighbours, then their neighbours, and so on."""
     for step in range(1, count // 2 + 1):
         yield (host + step) % count
         if 2 * step != count:
@@ -227,12 +228,12 @@ def _outward(host: int, count: int) -> Iterator[int]:
 
 
 def next_wave(state: Posterior) -> tuple[Group, ...]:
-    """Disjoint groups to run at once; none where there is nothing left to find out."""
+    """Return disjoint groups to run at once; none where there is nothing left to find out."""
     return _next_wave(state, early=True) or _next_wave(state, early=False)
 
 
 def _next_wave(state: Posterior, *, early: bool) -> tuple[Group, ...]:
-    """A wave. `early`: no job alone while the sweep needs the hosts to compare it with."""
+    """Return a wave. `early`: no job alone while the sweep needs the hosts to compare it with."""
     wave = _Wave(state)
     count = len(state.topology.hosts)
     early = early and count >= FEWEST > len(wave.alone) and wave.due() > count // 2
@@ -259,8 +260,8 @@ def _next_wave(state: Posterior, *, early: bool) -> tuple[Group, ...]:
 
 
 def _alike_alone(wave: _Wave) -> None:
-    """Some of the hosts that are alike slower in groups, and some of the others: other hardware is slower
-    alone too, and so many slow cards are not."""
+    """Add some of the hosts that are alike slower in groups, and some of the others: other hardware is slower
+    alone too, and many slow cards are not."""
     for group in wave.state.alike:
         mine = {wave.state.topology.index[host] for host in group.hosts}
         for side in (mine, set(range(len(wave.state.topology.hosts))) - mine):
@@ -270,7 +271,8 @@ def _alike_alone(wave: _Wave) -> None:
 
 
 def _alone_beside(wave: _Wave) -> None:
-    """Good hosts that run alone beside a suspect: a time needs others to compare with, at the same moment."""
+    """Add good hosts that run alone next to a suspect: a time needs others to compare with, at the same
+    moment."""
     state = wave.state
     now = sum(len(group) == 1 for group in wave.groups)
     need = max(state.settings.references - len(wave.alone), state.settings.beside - now)
@@ -283,7 +285,7 @@ def _alone_beside(wave: _Wave) -> None:
 
 
 def _pairs_beside(wave: _Wave) -> None:
-    """Good hosts that run in pairs beside those that are asked for: whatever slows all jobs of this moment
+    """Add good hosts that run in pairs next to those that are asked for: what slows all jobs of this moment
     shows in them."""
     state, count = wave.state, len(wave.state.topology.hosts)
     need = state.settings.beside - sum(len(group) == 2 for group in wave.groups)
@@ -297,8 +299,8 @@ def _pairs_beside(wave: _Wave) -> None:
 
 
 def _sweep(wave: _Wave) -> None:
-    """Pairs that are still due: untried links of the ring, then, for hosts with too few jobs in groups, hosts
-    further and further apart."""
+    """Add pairs that are still due: untried links of the ring, then, for hosts with too few jobs in groups,
+    hosts further and further apart."""
     state, count = wave.state, len(wave.state.topology.hosts)
     if count < FEWEST and not wave.alone and state.settings.alone:
         # They will be held against stored baselines: alone first.
@@ -329,7 +331,7 @@ def _sweep(wave: _Wave) -> None:
 
 
 def _near(host: int, count: int) -> list[int]:
-    """The 32 nearest on the ring: enough to find a partner, and quick in large fleets."""
+    """Return the 32 nearest on the ring: enough to find a partner, and quick in large fleets."""
     near: list[int] = []
     for other in _outward(host, count):
         near.append(other)

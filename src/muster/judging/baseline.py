@@ -1,14 +1,15 @@
-"""What is normal: a healthy job's time, and how much such times differ, from a fleet with bad hosts in it.
+"""Estimate what is normal: a healthy job's time, and the scatter of such times, in a fleet with bad hosts in
+it.
 
 Never a mean, nor a standard deviation of everything: one host at half speed in a fleet of 64 moves the mean
-by 1.6 % and makes the deviation 12 %, so that the 5 % slow host beside it is hidden. A plain median and MAD
+by 1.6 % and makes the deviation 12 %, so that another host that is 5 % slow is hidden. A plain median and MAD
 hold until half of the jobs are slow, and in pairs 30 % of bad hosts are enough for that. Here:
 
 1. Start from the fastest narrow window that holds a third of the values. Faults only ever make jobs slower,
    so of two clusters the faster one is the healthy one. Of 32 jobs, 20 may be 5 % slow at a noise of 0.4 %;
    with 2 %, the clusters run into each other from about half of the jobs on.
 2. Median and MAD of what lies within 3 deviations of the window (and 0.75 %, less than what counts as slow);
-   repeat until nothing changes. Nothing makes jobs faster, so what is faster than that is healthy, and says
+   repeat until nothing changes. Nothing makes jobs faster, so what is faster than that is healthy, and shows
    that the deviation was taken too small: then up to twice as far.
 3. The scale is the standard deviation of what was kept (2.7 times the efficiency of a MAD: with 32 jobs it
    is right to 12 %, a MAD to 21 %), drawn towards the scale of the other classes where few were kept.
@@ -42,7 +43,7 @@ class JobClass(NamedTuple):
 
 @dataclass(frozen=True)
 class Baseline:
-    """Seconds of a healthy step; its relative standard deviation; how many values it is from."""
+    """Seconds of a healthy step; its relative standard deviation; the number of values behind it."""
 
     seconds: float
     sigma: float
@@ -51,10 +52,10 @@ class Baseline:
 
 
 def _start(values: Sequence[float]) -> tuple[int, int]:
-    """The fastest of the narrow windows with a third of the sorted values. Narrow: at most 4 times as wide
-    as the narrowest, or 3.2 x TYPICAL, since among few values the narrowest is so by chance. No more than one
-    in ONE_FASTER is before it, however narrow a later one is, since slow jobs may be alike as well; unless
-    most values are as narrow together: then the others are of a minority that is faster."""
+    """Return the fastest of the narrow windows with a third of the sorted values. Narrow: at most 4 times as
+    wide as the narrowest, or 3.2 x TYPICAL, since among few values the narrowest is so by chance. No more
+    than one in ONE_FASTER is before it, however narrow a later one is, since slow jobs may be alike as well;
+    unless most values are as narrow together: then the others are of a minority that is faster."""
     size = max(2, -(-len(values) // 3))
     widths = [values[i + size - 1] - values[i] for i in range(len(values) - size + 1)]
     most = 4.0 * max(min(widths), 0.8 * TYPICAL)
@@ -71,9 +72,9 @@ def _median(ordered: Sequence[float]) -> float:
 
 
 def robust(logs: Sequence[float]) -> tuple[float, float, int]:
-    """Location, scale and number of values kept, of logarithms of times (at least two).
+    """Return location, scale and number of values kept, of logarithms of times (at least two).
 
-    Returns a scale of the kept values only: `settle` makes it safe where they are few.
+    The scale is of the kept values only: `settle` makes it safe where they are few.
     """
     values = sorted(logs)
     low, high = _start(values)
@@ -98,7 +99,8 @@ def fleet_baselines(
     stored: Mapping[JobClass, Baseline] | None = None,
     hosts: Mapping[JobClass, int] | None = None,
 ) -> dict[JobClass, Baseline]:
-    """A baseline per class, from `times` (seconds) of as many different `hosts` (default: as many as times).
+    """Return a baseline per class, from `times` (seconds) of as many different `hosts` (default: as many as
+    times).
 
     Of a class with fewer than FEWEST of either, the stored one if there is one, else none: two hosts cannot
     outvote each other, and one is always like itself, however often it runs.
@@ -121,8 +123,8 @@ def fleet_baselines(
 
 
 def settle(scale: float, count: int, others: Sequence[tuple[float, float, int]]) -> float:
-    """A scale from `count` values, drawn towards that of other classes, or the typical one: their weight is
-    that of ALONE values (twice that, where others are known)."""
+    """Return a scale from `count` values, drawn towards that of other classes, or the typical one: their
+    weight is that of ALONE values (twice that, where others are known)."""
     prior, weight = TYPICAL, ALONE
     total = sum(each[2] for each in others)
     if total >= 8:
@@ -132,8 +134,8 @@ def settle(scale: float, count: int, others: Sequence[tuple[float, float, int]])
 
 
 def drift(fleet: Mapping[JobClass, Baseline], stored: Mapping[JobClass, Baseline]) -> dict[JobClass, float]:
-    """How much slower (share of the time) the fleet as a whole is than what was stored: a fault that all
-    share shows nowhere else."""
+    """Return how much slower (share of the time) the fleet as a whole is than what was stored: a fault that
+    all share shows nowhere else."""
     return {
         key: each.seconds / stored[key].seconds - 1
         for key, each in fleet.items()

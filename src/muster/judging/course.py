@@ -1,6 +1,6 @@
-"""A job's own course: whether one half of it was slower than the other, by more than jobs alike are. Pure.
+"""A job's own course: whether one half of it was slower than the other, by more than alike jobs differ. Pure.
 
-A card that grows hot, or a program that starts beside the job, slows a job from some step on. Its mean time
+A card that grows hot, or a program that starts during the job, slows a job from some step on. Its mean time
 hides half of that, and its windows differ so much that the mean is hardly known. So such a job is as slow as
 its slower half, and its noise is that of jobs whose halves are alike.
 
@@ -32,7 +32,7 @@ class SlowHalf(NamedTuple):
 def slow_halves(
     observations: Sequence[Observation], baselines: Mapping[JobClass, Baseline]
 ) -> dict[int, SlowHalf]:
-    """Of the jobs, by their index, one half of which was slower than the other."""
+    """Return, by index, the jobs of which one half was slower than the other."""
     by_class: dict[JobClass, list[tuple[int, float, float]]] = {}
     for index, each in enumerate(observations):
         if each.halves is not None and each.seconds is not None and each.outcome.good:

@@ -43,7 +43,7 @@ class Detrended:
 
 
 def moments_of(observations: Sequence[Observation]) -> list[str]:
-    """The moment of each; empty where it is not known."""
+    """Return the moment of each observation; empty where it is not known."""
     moments = [each.moment for each in observations]
     timed = sorted(
         (each.began, each.ended, index)
@@ -64,7 +64,7 @@ def moments_of(observations: Sequence[Observation]) -> list[str]:
 
 
 def _share(first: Observation, job: Observation) -> float:
-    """Of a job's time, what it would have taken at the pace of another one of its kind that is faster."""
+    """Return the share of a job's time that it would have taken at the pace of a faster one of its kind."""
     alike = first.work == job.work and len(first.hosts) == len(job.hosts)
     return min(1.0, first.seconds / job.seconds) if alike and first.seconds and job.seconds else 1.0
 
@@ -72,8 +72,8 @@ def _share(first: Observation, job: Observation) -> float:
 def side_by_side(
     observations: Sequence[Observation], moments: Sequence[str], slowed: Collection[int] = ()
 ) -> Detrended:
-    """The observations without what their moments share. `moments`: of each; nothing where none are known.
-    `slowed`: those that a fault explains, by their index."""
+    """Return the observations without what their moments share. `moments`: of each; empty where none is
+    known. `slowed`: those that a fault explains, by their index."""
     moments = moments or [""] * len(observations)
     times: dict[tuple[_Kind, str], list[float]] = {}
     good: dict[tuple[_Kind, str], list[float]] = {}
@@ -104,13 +104,13 @@ def side_by_side(
 
 
 def _at_pace(job: Observation, seconds: float, factor: float) -> Observation:
-    """The job with times so many times as long."""
+    """Return the job with times so many times as long."""
     halves = (job.halves[0] * factor, job.halves[1] * factor) if job.halves else None
     return replace(job, seconds=seconds * factor, halves=halves)
 
 
 def _beside_each_other(seconds: tuple[float, ...]) -> tuple[float, ...]:
-    """What the hosts of one job computed, in shares of their median: they ran at the same time."""
+    """Return what the hosts of one job computed, as shares of their median: they ran at the same time."""
     middle = statistics.median(seconds)
     return tuple(each / middle for each in seconds) if middle > 0 else seconds
 
@@ -118,8 +118,8 @@ def _beside_each_other(seconds: tuple[float, ...]) -> tuple[float, ...]:
 def _paces(
     times: Mapping[tuple[_Kind, str], Sequence[float]],
 ) -> tuple[dict[tuple[_Kind, str], tuple[float, float]], float]:
-    """By how much (log) each moment was slower than the usual one of its kind, and what is left of doubt
-    (variance); and the variance of a moment of which nothing is known: none, where there is one moment."""
+    """Return by how much (log) each moment was slower than the usual one of its kind, and the doubt that is
+    left (variance); and the variance of an unknown moment: 0, where there is one moment."""
     middles: dict[_Kind, dict[str, tuple[float, float]]] = {}  # with the variance of the middle
     for (kind, moment), values in times.items():
         if len(values) >= FEWEST:
@@ -154,7 +154,7 @@ def _paces(
 
 
 def _middle(values: Sequence[float]) -> tuple[float, float]:
-    """The middle of a moment's jobs, and its variance. Of many, those that are slow are left out."""
+    """Return the middle of a moment's jobs, and its variance. Of many, slow ones are left out."""
     ordered = sorted(values)
     if len(ordered) >= FEW:
         middle, scale, count = robust(ordered)

@@ -1,4 +1,4 @@
-"""What `muster judge` found: every job that a log tells of, and one verdict per host."""
+"""The document of `muster judge`: every job in the logs, and one verdict per host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Gate(IntEnum):
 
 
 class Evidence(Part):
-    """A job that speaks for or against."""
+    """A job that is evidence for or against."""
 
     job: str
     peers: tuple[str, ...]
@@ -42,7 +42,7 @@ class Evidence(Part):
 
 
 class Subject(Part):
-    """What of a host was looked at."""
+    """A part of a host that was judged."""
 
     name: Literal["compute", "card", "links"]
     condition: Condition = Field(description="unknown: no reading told of it")
@@ -51,8 +51,8 @@ class Subject(Part):
 
 
 def not_judged(condition: str, subjects: Sequence[Subject], *, exchanged: bool) -> str:
-    """What of a host its jobs leave open, in words; nothing where they told all that they could. `exchanged`:
-    it was in a job of several hosts, which could have told of the network."""
+    """Return what a host's jobs leave open, in words; empty where they show all that they could. `exchanged`:
+    it was in a job of several hosts, which could have shown the network."""
     if condition not in GOOD:
         return condition
     network = [each.condition for each in subjects if each.name == "card"]
@@ -60,7 +60,7 @@ def not_judged(condition: str, subjects: Sequence[Subject], *, exchanged: bool) 
 
 
 def looked_at(hosts: Mapping[str, Sequence[Subject]]) -> list[str]:
-    """What is known of each subject of these hosts, in words: card and links at most 0.4% slower."""
+    """Return the bound of each subject of these hosts, in words: card and links at most 0.4% slower."""
     by_bound: dict[str, list[str]] = {}
     for name in ("compute", "card", "links"):
         of = {host: each for host, subjects in hosts.items() for each in subjects if each.name == name}
@@ -77,8 +77,8 @@ def looked_at(hosts: Mapping[str, Sequence[Subject]]) -> list[str]:
 
 
 class Verdict(Part):
-    """A host; or a link (its two hosts) between hosts that are good with others; or a switch (those behind
-    it).
+    """The verdict on a host; or on a link (its two hosts) between hosts that are good with others; or on a
+    switch (those behind it).
 
     A host `differs` where it is slower than its peers by no more than this fleet's hosts differ among
     themselves. One that is slow in groups, and of which it is not known whether alone too, is of kind `host`.
@@ -122,7 +122,7 @@ class Verdict(Part):
 
     @property
     def subject(self) -> tuple[str, ...]:
-        """Return the name of the switch, or those of the host or of the link's two."""
+        """The name of the switch, or those of the host or of the link's two."""
         return (self.switch,) if self.switch else tuple(self.hosts)
 
     @property
@@ -199,7 +199,7 @@ class Judged(Part):
 
     @property
     def accused(self) -> bool:
-        """Whether anything is known against a host, a link, a switch, a job, or the fleet as a whole."""
+        """Whether there is evidence against a host, a link, a switch, a job, or the fleet as a whole."""
         bad = any(self.summary.get(name) for name in BAD)
         drifted = any(each.slower > 0 for each in self.drifted)
         missed = any(job.misses for job in self.jobs)
@@ -207,15 +207,14 @@ class Judged(Part):
 
     @property
     def gate(self) -> Gate:
-        """Whether all hosts are fit, somebody is bad, or something was not judged: where there is no host,
-        nothing was."""
+        """Whether all hosts are fit, one is bad, or something was not judged: without hosts, nothing was."""
         if self.accused:
             return Gate.BAD
         return Gate.OPEN if any(self.left.values()) or not self.hosts else Gate.FIT
 
     @property
     def left(self) -> dict[str, str]:
-        """What of each host is open, in words; empty: nothing."""
+        """What is open of each host, in words; empty: nothing."""
         grouped = {host for job in self.jobs if job.size > 1 and not job.warm_up for host in job.hosts}
         return {
             each.host: not_judged(each.condition, each.subjects, exchanged=each.host in grouped)

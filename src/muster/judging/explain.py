@@ -21,14 +21,14 @@ HOPELESS = 16.0  # nats above the best: dropped
 
 @dataclass(frozen=True)
 class FaultExplanation:
-    """Faults that together explain a part's readings, how well each fits, and how likely that is."""
+    """Faults that together explain a part's readings, how well each fits, and how likely the set is."""
 
     faults: tuple[Fault, ...]
     fits: tuple[Fit, ...]
     probability: float
 
     def slows(self, case: FaultCase, hosts: tuple[int, ...]) -> float:
-        """The probability that a job on these hosts would be slow, were this the explanation."""
+        """Return the probability that a job on these hosts would be slow under this explanation."""
         passes = 1.0
         for fault, fit in zip(self.faults, self.fits, strict=True):
             if fit.hidden and len(hosts) > 1:
@@ -42,18 +42,18 @@ class FaultExplanation:
 
 @dataclass(frozen=True)
 class Component:
-    """Readings that stand out and may have to do with each other, and what explains them."""
+    """Readings that stand out and may have a common cause, and their explanations."""
 
     rows: tuple[int, ...]
     explanations: tuple[FaultExplanation, ...]  # the likeliest first
 
     def probability(self, fault: Fault) -> float:
-        """That this very fault is there."""
+        """Return the probability that this very fault is there."""
         return sum([each.probability for each in self.explanations if fault in each.faults])
 
     def of_host(self, host: int, rack: int | None = None) -> float:
-        """That something is wrong with the host itself, of whatever kind; or with what it shares with those
-        behind the switch `rack`."""
+        """Return the probability that something is wrong with the host itself, of any kind; or with what it
+        shares with those behind the switch `rack`."""
         return sum(
             [
                 each.probability
@@ -66,7 +66,7 @@ class Component:
         )
 
     def likeliest(self, host: int) -> Fit | None:
-        """How the fault of the host fits in the likeliest explanation that has one; None: none has."""
+        """Return how the fault of the host fits in the likeliest explanation that has one; None: none has."""
         return next(
             (
                 fit
@@ -78,7 +78,7 @@ class Component:
         )
 
     def fit_of(self, fault: Fault) -> Fit:
-        """How a fault that is considered fits in the likeliest explanation that has it."""
+        """Return how a considered fault fits in the likeliest explanation that has it."""
         return next(
             fit
             for each in self.explanations
@@ -87,13 +87,13 @@ class Component:
         )
 
     def faults(self) -> list[Fault]:
-        """All that are considered, in a fixed order."""
+        """Return all faults that are considered, in a fixed order."""
         return sorted({fault for each in self.explanations for fault in each.faults})
 
 
 def would_slow(case: FaultCase, fault: Fault, hosts: tuple[int, ...]) -> bool:
-    """Whether a job on these hosts can be slowed by the fault (what comes and goes, and
-    what may be in the card or the processor, is not looked for alone)."""
+    """Return whether the fault can slow a job on these hosts (an intermittent fault, and one that may be in
+    the card or the processor, is not searched for alone)."""
     if fault.kind in OF_HOSTS:
         return fault.where[0] in hosts and (len(hosts) > 1 or fault.kind == "compute")
     if fault.kind == "link":
@@ -106,8 +106,9 @@ def would_slow(case: FaultCase, fault: Fault, hosts: tuple[int, ...]) -> bool:
 
 
 def rests_on_one_job(case: FaultCase, host: int, fit: Fit) -> bool:
-    """Whether one job alone speaks for the host's fault, however slow it was, and others of the same work,
-    or half of its own steps, against it. One that names a hardware error is enough."""
+    """Return whether one job alone is evidence of the host's fault, however slow it was, and others of the
+    same work, or half of its own steps, are evidence against it. One that names a hardware error is enough.
+    """
     readings = case.readings
     shown = shown_by(case, fit)
     if len({readings.source[row] for row in shown}) != 1 or any(readings.most[r] >= HARDWARE for r in shown):
@@ -121,14 +122,14 @@ def rests_on_one_job(case: FaultCase, host: int, fit: Fit) -> bool:
 
 
 def shown_by(case: FaultCase, fit: Fit) -> list[int]:
-    """The readings that are as slow as the fault makes them, or half as much, or failed."""
+    """Return the readings that are as slow as the fault makes them, or half as much, or failed."""
     values = case.readings.value
     return [row for row, by in fit.expects if by > 0 and values[row] >= min(by, FAILED) / 2]
 
 
 def outstanding(case: FaultCase) -> list[int]:
-    """The readings that ask for an explanation: slower than noise and by what counts, or of a host whose jobs
-    are together slow."""
+    """Return the readings that need an explanation: slower than noise and by what counts, or of a host whose
+    jobs are together slow."""
     readings = case.readings
     low = 0.8 * math.log1p(case.settings.slow)
     rows = {row for row, value in enumerate(readings.value) if value > low and stands_out(case, row, 0.0)}
@@ -144,13 +145,13 @@ def outstanding(case: FaultCase) -> list[int]:
 
 
 def stands_out(case: FaultCase, row: int, expected: float) -> bool:
-    """Whether the reading is slower than what is expected of it, by more than noise makes it."""
+    """Return whether the reading is slower than expected by more than noise."""
     readings = case.readings
     return readings.value[row] > expected and readings.loss(row, expected) > DOUBTFUL
 
 
 def explain(case: FaultCase) -> tuple[Component, ...]:
-    """Every part of what stands out, explained. Deterministic."""
+    """Return every part of what stands out, explained. Deterministic."""
     rows = outstanding(case)
     if not rows:
         return ()
@@ -162,7 +163,7 @@ def explain(case: FaultCase) -> tuple[Component, ...]:
 
 
 def blamed(parts: Sequence[Component], settings: Settings) -> set[int]:
-    """The readings that the likeliest explanations give to faults that are likely, of whatever host."""
+    """Return the readings that the likeliest explanations give to likely faults, of any host."""
     rows: set[int] = set()
     for part in parts:
         best = part.explanations[0]
@@ -175,7 +176,8 @@ def blamed(parts: Sequence[Component], settings: Settings) -> set[int]:
 
 
 def switch_faults(case: FaultCase, rows: Sequence[int]) -> list[tuple[Fault, frozenset[int]]]:
-    """Switches, uplinks and racks that by themselves explain two or more of the rows, and which."""
+    """Return switches, uplinks and racks that by themselves explain two or more of the rows, and which rows.
+    """
     faults: list[tuple[Fault, frozenset[int]]] = []
     behind, readings = case.topology.behind, case.readings
     touched: dict[int, set[int]] = {}
@@ -201,7 +203,7 @@ def switch_faults(case: FaultCase, rows: Sequence[int]) -> list[tuple[Fault, fro
 def _parts(
     case: FaultCase, rows: Sequence[int], shared: Iterable[tuple[Fault, frozenset[int]]]
 ) -> list[list[int]]:
-    """Rows joined where they share a host or a switch that explains them."""
+    """Join rows that share a host or a switch that explains them."""
     leader = {row: row for row in rows}
 
     def find(row: int) -> int:
@@ -247,7 +249,7 @@ class _Sketch:
 def _explanations(
     case: FaultCase, rows: Sequence[int], switches: Sequence[Fault]
 ) -> tuple[FaultExplanation, ...]:
-    """The likeliest explanations of one part's rows."""
+    """Return the likeliest explanations of one part's rows."""
     readings = case.readings
     width = 48 if len(rows) <= 12 else 12 if len(rows) <= 60 else 3
     kept = [_Sketch(0.0, (), {})]
@@ -287,7 +289,7 @@ def _explanations(
 
 
 def _cached(case: FaultCase, fault: Fault, sketch: _Sketch, alone: dict[Fault, Fit | None]) -> Fit | None:
-    """The fit beside the sketch's faults: one known already where they touch none of its readings."""
+    """Return the fit given the sketch's faults: a cached one where they touch none of its readings."""
     if fault not in alone:
         alone[fault] = case.fit(fault, {})
     if not sketch.expected:
@@ -300,7 +302,7 @@ def _cached(case: FaultCase, fault: Fault, sketch: _Sketch, alone: dict[Fault, F
 
 
 def _taken(sketch: _Sketch) -> dict[bool, set[tuple[int, ...]]]:
-    """Which hosts (True), and which links and switches, have a fault already: none gets two."""
+    """Return which hosts (True), and which links and switches, have a fault already: none gets two."""
     taken: dict[bool, set[tuple[int, ...]]] = {}
     for fault, _ in sketch.found:
         taken.setdefault(fault.kind in OF_HOSTS, set()).add(fault.where)
@@ -308,14 +310,14 @@ def _taken(sketch: _Sketch) -> dict[bool, set[tuple[int, ...]]]:
 
 
 def _keep(sketches: dict[frozenset[Fault], _Sketch], sketch: _Sketch) -> None:
-    """The cheapest sketch of each set of faults."""
+    """Keep the cheapest sketch of each set of faults."""
     name = frozenset(fault for fault, _ in sketch.found)
     if name not in sketches or sketch.cost < sketches[name].cost:
         sketches[name] = sketch
 
 
 def _options(case: FaultCase, row: int, switches: Sequence[Fault]) -> list[Fault]:
-    """The faults that could have slowed this reading's job."""
+    """Return the faults that could have slowed this reading's job."""
     readings, hosts = case.readings, case.readings.hosts[row]
     options: list[Fault] = []
     for host in hosts:

@@ -1,4 +1,4 @@
-"""The faults that can be, which jobs each of them slows, and how well it explains what was read. Pure.
+"""The possible faults, which jobs each of them slows, and how well it explains the readings. Pure.
 
 | fault | slows |
 | --- | --- |
@@ -50,14 +50,14 @@ Expects = tuple[tuple[int, float], ...]
 
 
 class Fault(NamedTuple):
-    """What is wrong with what: a host, the two of a link, or a switch, by index."""
+    """A kind of fault and its subject: a host, the two of a link, or a switch, by index."""
 
     kind: Kind
     where: tuple[int, ...]
 
 
 class Fit(NamedTuple):
-    """How a fault fits, given the faults there are already.
+    """How a fault fits, given the other faults.
 
     `gain`: nats, before its cost; `by`: the slowdown (log) of jobs in groups, or of the host alone where it
     shows there only (FAILED: its jobs fail); `expects`: the slowdown now expected of each reading it changes;
@@ -77,7 +77,7 @@ _NOTHING = Fit(0.0, 0.0, ())
 
 @dataclass(frozen=True)
 class FaultCase:
-    """What the faults are held against."""
+    """The readings that faults are compared with."""
 
     readings: Readings
     topology: Topology
@@ -86,7 +86,7 @@ class FaultCase:
     _slowed: dict[Fault, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     def cost(self, fault: Fault) -> float:
-        """What the fault costs before any reading, in nats."""
+        """Return the fault's cost before any reading, in nats."""
         if fault.kind in ("host", "compute", "card"):
             return COST[fault.kind] - self.common
         if fault.kind != "link":
@@ -95,13 +95,13 @@ class FaultCase:
         return COST["link"] + (0.0 if apart in (1, count - 1) else ELSEWHERE)
 
     def slowed(self, fault: Fault) -> list[int]:
-        """The readings that the fault slows, but for those of one host alone with slow compute."""
+        """Return the readings that the fault slows, except those of one host alone with slow compute."""
         if fault not in self._slowed:
             self._slowed[fault] = self._find_slowed(fault)
         return self._slowed[fault]
 
     def alone(self, fault: Fault) -> list[int]:
-        """The readings of the fault's host alone."""
+        """Return the readings of the fault's host alone."""
         rows = self.readings
         return [row for row in rows.of_host.get(fault.where[0], ()) if rows.alone[row]]
 
@@ -119,7 +119,7 @@ class FaultCase:
         return sorted(row for row in touched if self.passes(fault, rows.hosts[row]))
 
     def passes(self, fault: Fault, hosts: tuple[int, ...]) -> bool:
-        """Whether a job on these hosts would be slowed by a switch, its uplink, or what its hosts share."""
+        """Return whether a switch, its uplink, or what its hosts share would slow a job on these hosts."""
         behind, switch = self.topology.behind, fault.where[0]
         inside = [behind[host] == switch for host in hosts]
         if fault.kind == "rack":
@@ -127,7 +127,8 @@ class FaultCase:
         return len(hosts) > 1 and any(inside) and (fault.kind == "switch" or not all(inside))
 
     def fit(self, fault: Fault, expected: dict[int, float]) -> Fit | None:
-        """The best slowdown for the fault beside what is expected already; None where it explains nothing."""
+        """Return the best slowdown for the fault, given what is expected already; None where it explains
+        nothing."""
         if fault.kind == "intermittent":
             return self._intermittent(fault, expected)
         groups = self._over_works(self.slowed(fault), expected, everywhere=fault.kind == "rack")
@@ -147,8 +148,8 @@ class FaultCase:
     def _over_works(
         self, rows: Sequence[int], expected: dict[int, float], least: float = 0.0, everywhere: bool = False
     ) -> Fit:
-        """The best fit over all works that it may show in: the likeliest first, another only where it gains.
-        `everywhere`: it shows in every work."""
+        """Return the best fit over all works that it may show in: the likeliest first, another only where it
+        gains. `everywhere`: it shows in every work."""
         works: dict[str, list[int]] = {}
         for row in rows:
             works.setdefault(self.readings.kind[row].work, []).append(row)
@@ -170,7 +171,7 @@ class FaultCase:
         return Fit(gain, by, expects)
 
     def _gain(self, rows: Sequence[int], expected: dict[int, float], by: float) -> float:
-        """Nats gained by a slowdown, over what is expected already."""
+        """Return the nats gained by a slowdown, over what is expected already."""
         loss = self.readings.loss
         gain = 0.0
         for row in rows:
@@ -182,8 +183,8 @@ class FaultCase:
         return gain
 
     def _differing(self, rows: Sequence[int], by: float) -> float:
-        """What it costs that a healthy host differs so much from its peers: the slowdown explains its jobs,
-        however many, no better than that."""
+        """Return the cost of a healthy host that differs so much from its peers: the slowdown explains its
+        jobs, however many, no better than that."""
         least = math.inf
         for row in rows:
             spread, offset = own_share(self.readings, row)
@@ -192,7 +193,7 @@ class FaultCase:
         return least
 
     def _best(self, rows: Sequence[int], expected: dict[int, float], least: float = 0.0) -> Fit:
-        """For the slowdown, of at least `least` and of what counts, that fits best. Nothing, where less would
+        """Return the slowdown, of at least `least` and of what counts, that fits best. None, where less would
         fit better still (than `least`: by more than chance): slower by less than what counts is not slow."""
         readings = self.readings
         counts = smallest(readings, rows, self.settings)
@@ -212,8 +213,9 @@ class FaultCase:
         return Fit(best, chosen, tuple([(row, chosen) for row in changed]))
 
     def _intermittent(self, fault: Fault, expected: dict[int, float]) -> Fit | None:
-        """Slow in k of n jobs in groups, or, where there are none, alone; every share equally likely
-        beforehand: k! (n - k)! / (n + 1)!. A job alone that names broken hardware counts in any case."""
+        """Fit an intermittent fault: slow in k of n jobs in groups, or, where there are none, alone; every
+        share equally likely beforehand: k! (n - k)! / (n + 1)!. A job alone that names broken hardware counts
+        in any case."""
         readings = self.readings
         alone = [row for row in self.alone(fault) if not readings.hint[row]]
         broken = [row for row in alone if readings.failed(row) and readings.most[row] >= HARDWARE]
@@ -230,7 +232,7 @@ class FaultCase:
         return max(fits, key=lambda fit: fit.gain) if fits else None
 
     def _now_and_then(self, shown: Sequence[int], tried: int, expected: dict[int, float]) -> Fit:
-        """Had it shown in these of so many jobs."""
+        """Return the fit where it has shown in these of so many jobs."""
         readings = self.readings
         slow = [readings.value[row] for row in shown if not readings.failed(row)]
         by = sum(slow) / len(slow) if slow else FAILED
@@ -244,7 +246,8 @@ class FaultCase:
 
 
 def _slowdowns(values: Sequence[float], low: float) -> list[float]:
-    """Slowdowns worth trying: each reading's, the mean of all, and of those above; and that jobs fail."""
+    """Return slowdowns worth trying: each reading's, the mean of all, and of those above; and that jobs fail.
+    """
     times = [value for value in values if value < FAILED]
     above = sorted([value for value in times if value > low])
     tries = above if len(above) <= 5 else [above[i * (len(above) - 1) // 4] for i in range(5)]

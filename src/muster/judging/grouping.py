@@ -1,4 +1,4 @@
-"""Files that are of one job: of its ranks, its streams, or its hosts. One of them speaks for it. Pure."""
+"""Files that belong to one job: of its ranks, its streams, or its hosts. One of them counts for it. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SIZED = 0.1  # share by which the tokens and memory of one work differ at most
 
 
 def by_job(logs: Sequence[JobLog]) -> list[JobLog]:
-    """Every log in its place, and who speaks for its job: the slowest file that was measured, or else the one
-    whose failure says most. Files of the same hosts are of one job where their paths differ in rank or stream
-    alone; and copies are of one."""
+    """Return every log in its place, and the file that counts for its job: the slowest that was measured, or
+    else the one whose failure says most. Files of the same hosts are of one job where their paths differ in
+    rank or stream alone; and copies are of one."""
     logs = _joined(_named_alike(logs))
     copies = _copies(logs)
     groups: dict[tuple[tuple[str, ...], str], list[int]] = {}
@@ -47,9 +47,9 @@ def by_job(logs: Sequence[JobLog]) -> list[JobLog]:
 
 
 def without_lone_guesses(logs: Sequence[JobLog]) -> list[JobLog]:
-    """Hosts come in series: a name that only a file or folder tells, and that differs from every other host's
-    in more than numbers, is taken for one only where it says that it is a node's. Else any name of a model, a
-    data set or an experiment would be."""
+    """Drop guessed hosts that are alone. Hosts come in series: a name that only a file or folder gives, and
+    that differs from every other host's in more than numbers, is taken for one only where it is a node's
+    name. Else any name of a model, a data set or an experiment would be."""
     named = {host for log in logs for host in log.hosts}
     series = Counter(re.sub(r"[0-9]+", "", host) for host in named)
 
@@ -64,9 +64,9 @@ def without_lone_guesses(logs: Sequence[JobLog]) -> list[JobLog]:
 
 
 def with_presumed_works(logs: Sequence[JobLog]) -> list[JobLog]:
-    """Logs that do not say what they trained are taken for one work where all else is alike: the format, the
-    path but for hosts and what only counts, the batch, the ranks of a host; and the steps that there shall
-    be, tokens of a step and memory, where they are told."""
+    """Take logs that do not name what they trained for one work where all else is alike: the format, the path
+    but for hosts and what only counts, the batch, the ranks of a host; and the planned steps, tokens of a
+    step and memory, where they are stated."""
     alike: dict[tuple[str, tuple[object, ...]], list[int]] = {}
     for index, log in enumerate(logs):
         if log.alone and log.hosts and not log.unplaced and log.rate:
@@ -82,8 +82,8 @@ def with_presumed_works(logs: Sequence[JobLog]) -> list[JobLog]:
 
 
 def _of_one_size(logs: Sequence[JobLog], members: Sequence[int]) -> list[int]:
-    """Those whose steps, tokens of a step and memory are as most others' are; none, where they are of one
-    host, or the most are not alike in their pace either."""
+    """Return those whose steps, tokens of a step and memory are as most others' are; none, where they are of
+    one host, or the most are not alike in their pace either."""
     kept = list(zip(members, logs, strict=True))
     for size in (lambda log: log.total, _step_tokens, lambda log: log.memory):
         told = [value for _, log in kept if (value := size(log))]
@@ -101,7 +101,7 @@ def _step_tokens(log: JobLog) -> float | None:
 
 
 def notes_of(logs: Sequence[JobLog]) -> list[str]:
-    """For people: which files do not count by themselves."""
+    """Return notes on files that do not count by themselves."""
     copied = sum(log.copied for log in logs)
     count = sum(bool(log.speaker) for log in logs) - copied
     are = "1 log is a copy of another" if copied == 1 else f"{copied} logs are copies of others"
@@ -115,9 +115,9 @@ def notes_of(logs: Sequence[JobLog]) -> list[str]:
 
 
 def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
-    """Of each copy, its place and that of the log which it is one of: on the same hosts, with the same lines;
-    or with the same begin, end, last loss and measured windows. Logs without either can be alike and of
-    several jobs."""
+    """Return, for each copy, its index and that of the original: on the same hosts, with the same lines; or
+    with the same begin, end, last loss and measured windows. Logs without either can be alike and of several
+    jobs."""
     first_of: dict[tuple[object, ...], int] = {}
     copies: dict[int, int] = {}
     for index, log in enumerate(logs):
@@ -136,7 +136,7 @@ def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
 
 
 def _says(log: JobLog) -> tuple[float, ...]:
-    """The least of a job's files speaks for it."""
+    """Return a sorting key: the least of a job's files counts for it."""
     if log.outcome.good and log.rate:
         return (0, log.measured is None, log.batch is None, log.rate / (log.batch or 1.0))
     if log.outcome.good:
@@ -145,7 +145,8 @@ def _says(log: JobLog) -> tuple[float, ...]:
 
 
 def _named_alike(logs: Sequence[JobLog]) -> list[JobLog]:
-    """With a host's first name for its whole one (node07.cluster.local), where other logs use that."""
+    """Return logs with a host's first name for its whole one (node07.cluster.local), where other logs use
+    that."""
     names = {host for log in logs for host in log.hosts}
     short = {
         host: first
@@ -163,8 +164,8 @@ def _named_alike(logs: Sequence[JobLog]) -> list[JobLog]:
 
 
 def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
-    """Files that --host-pattern puts into one job are on the hosts of all. So are those that were named after
-    their hosts and have ranks that go on from host to host."""
+    """Return logs with the hosts of all files that --host-pattern puts into one job. The same for files that
+    were named after their hosts and have ranks that continue from host to host."""
     jobs: dict[str, dict[str, None]] = {}
     for log in logs:
         jobs.setdefault(log.group, {}).update(dict.fromkeys(log.hosts))
@@ -189,7 +190,7 @@ def _joined(logs: Sequence[JobLog]) -> list[JobLog]:
 
 
 def _place(log: JobLog) -> str:
-    """Its path without rank, stream and, of a job of several hosts, these."""
+    """Return its path without rank, stream and, of a job of several hosts, these."""
     place = place_of(log.job).job
     for host in log.hosts if len(log.hosts) > 1 else ():
         place = _without(place, host)
@@ -197,7 +198,7 @@ def _place(log: JobLog) -> str:
 
 
 def _without(place: str, host: str) -> str:
-    """The path without a host's name."""
+    """Return the path without a host's name."""
     if host not in place:
         return place
     return re.sub(rf"(?<![A-Za-z0-9]){re.escape(host)}(?![A-Za-z0-9])", "*", place)

@@ -1,4 +1,4 @@
-"""From jobs as their logs tell them to observations, and from verdicts to the document. Pure."""
+"""From jobs in logs to observations, and from verdicts to the document. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SILENT = "the logs of its jobs have neither step times nor a failure"
 
 @dataclass(frozen=True)
 class _Job:
-    """A log, and what it says to a judge; None: nothing."""
+    """A log, and its observation; None: it has none."""
 
     log: JobLog
     observation: Observation | None
@@ -60,8 +60,8 @@ def judged(
     switches: Mapping[str, Sequence[str]] | None = None,
     hardware: Mapping[str, str] | None = None,
 ) -> document.Judged:
-    """The document, from all logs. `switches`: the hosts behind each, where that is known; `hardware`: of
-    each host, where the user says it. None: there is no way to say it."""
+    """Return the document of all logs. `switches`: the hosts behind each, where that is known; `hardware`: of
+    each host, where the user gives it. None: there is no way to give it."""
     files = _measured_alike(by_job(logs))
     shared = shared_ends([log for log in files if not log.speaker])
     jobs = _at_usual_paces(_with_errors([_job(log, shared, hardware or {}) for log in files]))
@@ -108,7 +108,7 @@ def judged(
 
 
 def _least(state: Posterior) -> dict[JobClass, float]:
-    """What a job must be slower by, at least, to count as slow."""
+    """Return what a job must be slower by, at least, to count as slow."""
     rows: dict[JobClass, list[int]] = {}
     for row, kind in enumerate(state.case.readings.kind):
         rows.setdefault(kind, []).append(row)
@@ -119,10 +119,10 @@ def _least(state: Posterior) -> dict[JobClass, float]:
 
 
 def work_of(log: JobLog) -> str:
-    """What a job is compared by: jobs of the same work on as many hosts should take the same time.
+    """Return what a job is compared by: jobs of the same work on as many hosts should take the same time.
 
-    What was trained with its settings, ranks of a host, samples of a step; and whether the tool's own figure
-    had to do, which has the warm-up in it.
+    What was trained with its settings, ranks of a host, samples of a step; and whether only the tool's own
+    figure is available, which includes the warm-up.
     """
     parts = [log.workload or log.format or "unknown"]
     if log.settings:
@@ -147,8 +147,8 @@ def _job(log: JobLog, shared: SharedEnds, hardware: Mapping[str, str]) -> _Job:
 
 
 def _measured_alike(logs: Sequence[JobLog]) -> list[JobLog]:
-    """Jobs of a work by the same measure: by what the tool reports, where it has step times of less than half
-    of them. A slow job can be long enough for these where its peers are not."""
+    """Return the jobs of a work by the same measure: by the tool's own figures, where it has step times of
+    less than half of them. A slow job can be long enough for these where its peers are not."""
     kinds: dict[tuple[object, ...], list[int]] = {}
     for index, log in enumerate(logs):
         if log.reported and log.outcome.good:
@@ -163,8 +163,9 @@ def _measured_alike(logs: Sequence[JobLog]) -> list[JobLog]:
 
 
 def _with_errors(jobs: Sequence[_Job]) -> list[_Job]:
-    """With how well each job's pace is known by its own windows, beyond what is usual for its work: where
-    steps differ alike in all jobs, as with batches of unlike lengths, that says nothing of one of them."""
+    """Return jobs with the error of their pace by their own windows, beyond what is usual for their work:
+    where steps differ alike in all jobs, as with batches of unlike lengths, that is no property of one of
+    them."""
     errors: dict[JobClass, list[float]] = {}
     for job in jobs:
         if (error := _error_of(job)) is not None:
@@ -180,14 +181,14 @@ def _with_errors(jobs: Sequence[_Job]) -> list[_Job]:
 
 
 def _at_usual_paces(jobs: Sequence[_Job]) -> list[_Job]:
-    """With the pace of their usual steps, where jobs stall whoever runs them."""
+    """Return jobs with the pace of their usual steps, where jobs stall on any hosts."""
     usual = iter(usual_paces([each.observation for each in jobs if each.observation is not None]))
     return [replace(job, observation=next(usual)) if job.observation is not None else job for job in jobs]
 
 
 def _lost_in_stalls(jobs: Sequence[_Job]) -> dict[str, float]:
-    """Of works whose jobs are compared by their usual steps, the largest share of a job's time that the
-    others took."""
+    """Return, by work whose jobs are compared by their usual steps, the largest share of a job's time that
+    the others took."""
     most: dict[str, float] = {}
     for job in jobs:
         seconds, pace = job.observation.seconds if job.observation else None, job.log.pace
@@ -197,7 +198,7 @@ def _lost_in_stalls(jobs: Sequence[_Job]) -> dict[str, float]:
 
 
 def _error_of(job: _Job) -> float | None:
-    """By its windows, where nothing else tells it."""
+    """Return the error by its windows, where there is no other."""
     settled = job.observation is None or job.observation.seconds is None or job.log.spread is not None
     return None if settled or job.log.measured is None else job.log.measured.error
 
@@ -207,7 +208,8 @@ def _class_of(job: _Job) -> JobClass:
 
 
 def _silent(jobs: Sequence[_Job], shared: SharedEnds, verdict: Judgement) -> dict[str, str]:
-    """Why nothing is known of each host of which there is no observation, or none that can be compared."""
+    """Return why nothing is known of each host without an observation, or without one that can be compared.
+    """
     observed = {host for job in jobs if job.observation for host in job.observation.hosts}
     compared = {host for job in jobs if job.observation and not job.log.alone for host in job.log.hosts}
     reasons = {
@@ -225,7 +227,8 @@ def _silent(jobs: Sequence[_Job], shared: SharedEnds, verdict: Judgement) -> dic
 
 
 def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> Observation | None:
-    """What the log says of its hosts; None: nothing. `shared`: ways to end that are the work's."""
+    """Return the log's observation of its hosts; None: it has none. `shared`: ways to end that are the
+    work's."""
     hosts = tuple(dict.fromkeys(log.hosts))
     if not hosts or log.unplaced or log.outcome is State.UNREADABLE:
         return None
@@ -248,8 +251,8 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
 
 
 def _cut(log: JobLog, shared: SharedEnds | None) -> bool:
-    """Whether a job was cut off that did its work until then: its log just stops like those of its peers, or
-    it was ended from outside while it went on. Its pace is as good as that of one that ended."""
+    """Return whether a job was cut off that did its work until then: its log just stops like those of its
+    peers, or it was ended from outside while it went on. Its pace is as good as that of one that ended."""
     if log.outcome is not State.TIMEOUT or log.measured is None:
         return False
     window = log.measured.seconds / log.measured.windows
@@ -259,7 +262,7 @@ def _cut(log: JobLog, shared: SharedEnds | None) -> bool:
 
 
 def _peers(jobs: Sequence[_Job], baselines: Mapping[JobClass, Baseline]) -> dict[JobClass, document.Peers]:
-    """What is normal for whole steps."""
+    """Return what is normal for whole steps."""
     logs = {JobClass(each.log.work, len(each.log.hosts)): each.log for each in jobs}
     return {
         key: document.Peers(
@@ -280,8 +283,8 @@ def _peers(jobs: Sequence[_Job], baselines: Mapping[JobClass, Baseline]) -> dict
 def _drifted(
     jobs: Sequence[_Job], verdict: Judgement, settings: Settings, stored: Mapping[JobClass, Baseline]
 ) -> list[document.Drift]:
-    """Works in which all hosts together differ from the baseline, by more than what counts as slow in one
-    host and more than chance: the standard error of a median is 1.25 times that of a mean."""
+    """Return works in which all hosts together differ from the baseline, by more than what counts as slow in
+    one host and more than chance: the standard error of a median is 1.25 times that of a mean."""
     now, before = _peers(jobs, verdict.baselines), _peers(jobs, stored)
     drifts = []
     for key, slower in drift(verdict.baselines, stored).items():
@@ -296,14 +299,14 @@ def _drifted(
 
 
 def _apart(verdict: Judgement, stored: Mapping[JobClass, Baseline]) -> list[str]:
-    """Where a baseline is of no use."""
+    """Return notes where a baseline is of no use."""
     if not stored or verdict.baselines.keys() & stored.keys():
         return []
     return ["nothing was compared with the baseline: it has no jobs of the same work on as many hosts"]
 
 
 def _drifting(state: Posterior, least: Mapping[JobClass, float]) -> list[str]:
-    """Works whose jobs are slow at times, whoever runs them."""
+    """Return notes on works whose jobs are slow at times on any hosts."""
     dated = {each.work for each in state.observations if each.moment or each.began is not None}
     notes = []
     for work, deviation in state.drifts.items():
@@ -322,7 +325,7 @@ def _drifting(state: Posterior, least: Mapping[JobClass, float]) -> list[str]:
 
 
 def _spells(state: Posterior) -> list[str]:
-    """Switches behind which all was slow for a while."""
+    """Return notes on switches behind which all was slow for a while."""
     slower: dict[int, float] = {}
     for spell in state.spells:
         most = max(state.case.readings.value[row] for row in spell.rows)
@@ -335,7 +338,7 @@ def _spells(state: Posterior) -> list[str]:
 
 
 def _alike(verdict: Judgement, *, askable: bool) -> list[str]:
-    """Hosts that are slower than the others by the same."""
+    """Return notes on hosts that are slower than the others by the same factor."""
     how = "; --hardware NAME=HOSTS says that they are of another" if askable else ""
     return [
         f"{each.words} {fold_hosts(each.hosts)} are judged beside each other; where they are of the same "
@@ -360,7 +363,7 @@ def _entry(job: _Job, verdict: Judgement) -> document.JobEntry:
 
 
 def _notes(jobs: Sequence[_Job]) -> list[str]:
-    """For people: what makes these figures doubtful."""
+    """Return notes on what makes these figures doubtful."""
     notes, logs = [], [each.log for each in jobs if not each.log.speaker]
     read = [each.log for each in jobs if each.observation and each.log.hosts_from not in ("", "muster")]
     host_sets = [set(log.hosts) for log in read]
@@ -404,7 +407,7 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
 
 
 def _too_fast(jobs: Sequence[_Job], verdict: Judgement, *, askable: bool) -> list[str]:
-    """Jobs that took much less time than their peers: nothing makes a host so fast."""
+    """Return notes on jobs that took much less time than their peers: nothing makes a host so fast."""
     fast: list[tuple[float, JobLog]] = []
     for job in jobs:
         seconds = job.observation.seconds if job.observation else None
@@ -424,7 +427,7 @@ def _too_fast(jobs: Sequence[_Job], verdict: Judgement, *, askable: bool) -> lis
 
 
 def _stalled(log: JobLog) -> tuple[float, str]:
-    """The share of the time that its stalls took, and in words."""
+    """Return the share of the time that its stalls took, and the same in words."""
     assert log.measured is not None and log.measured.stalls is not None
     stalls, whole = log.measured.stalls, log.measured.seconds
     words = f"{stalls.windows} of {log.measured.windows} windows took {stalls.seconds:.3g} of {whole:.3g} s"
@@ -432,14 +435,15 @@ def _stalled(log: JobLog) -> tuple[float, str]:
 
 
 def _samples(log: JobLog | None, seconds: float) -> float | None:
-    """Per second, of jobs like this one that take so long; None: it is not known how many a step has."""
+    """Return the samples per second of jobs like this one that take so long; None: the samples of a step are
+    not known."""
     if log is None or log.unit == "samples":
         return (log.batch if log and log.batch else 1.0) / seconds
     return None
 
 
 def _natural(name: str) -> str:
-    """Sorts node2 before node10."""
+    """Return a sorting key that puts node2 before node10."""
     return re.sub(r"[0-9]+", lambda match: match[0].zfill(20), name)
 
 
@@ -461,21 +465,21 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class SharedEnds:
-    """Ways to end that are the work's. `counts`: of how many jobs; `sizes`: on how many hosts (None: on
-    whatever number)."""
+    """Ways to end that are the work's. `counts`: of how many jobs; `sizes`: on how many hosts (None: on any
+    number)."""
 
     counts: Mapping[Way, int] = field(default_factory=dict)
     sizes: frozenset[tuple[Way, int | None]] = frozenset()
 
     def of(self, log: JobLog) -> bool:
-        """Whether the job ended in one of them."""
+        """Return whether the job ended in one of them."""
         if log.outcome in (State.SUCCEEDED, State.UNREADABLE) or certain(log):
             return False
         way = _way(log)
         return (way, None) in self.sizes or (way, len(log.hosts)) in self.sizes
 
     def notes(self) -> list[str]:
-        """For people."""
+        """Return notes for people."""
         return [
             f"{count} jobs of {family or 'one workload'} fail the same way ({how}): no evidence against "
             f"their hosts"
@@ -485,7 +489,7 @@ class SharedEnds:
 
 @dataclass
 class _Tally:
-    """Jobs, the hosts that may be to blame for them, and those that may be for all of them."""
+    """Jobs, the hosts that may be to blame for them, and those that may be to blame for all of them."""
 
     jobs: int = 0
     hosts: set[str] = field(default_factory=set)
@@ -498,7 +502,7 @@ class _Tally:
 
 
 def culprits_of(log: JobLog) -> tuple[str, ...]:
-    """The hosts that the job itself holds responsible for how it ended; none, where it does not say so."""
+    """Return the hosts that the job itself holds responsible for how it ended; none, where it names none."""
     if blame_of(log.failure) != "host":
         return ()
     own = tuple(host for host, failure in log.failed if blame_of(failure) == "host" and host in log.hosts)
@@ -506,15 +510,15 @@ def culprits_of(log: JobLog) -> tuple[str, ...]:
 
 
 def certain(log: JobLog) -> bool:
-    """Whether the way it ended is a fact about a host, however many jobs end so: nobody gets through to it,
-    or its hardware is broken. All else can have one cause for many hosts: a full shared disk, an environment
-    without a module, a changed key, a name server, a program that asks for too many GPUs."""
+    """Return whether the way it ended is a fact about a host, however many jobs end so: the host cannot be
+    reached, or its hardware is broken. All else can have one cause for many hosts: a full shared disk, an
+    environment without a module, a changed key, a name server, a program that asks for too many GPUs."""
     entry = known_failures().get(log.failure or "")
     return entry is not None and (not entry.shared or is_hardware(entry.id, log.reason))
 
 
 def shared_ends(logs: Sequence[JobLog]) -> SharedEnds:
-    """Ways to end that at least half of the jobs of a work share, or all of it on so many hosts."""
+    """Return ways to end that at least half of the jobs of a work share, or all of it on so many hosts."""
     total: dict[tuple[str, int | None], _Tally] = {}
     ended: dict[tuple[Way, int | None], _Tally] = {}
     own: set[Way] = set()
@@ -541,7 +545,8 @@ def shared_ends(logs: Sequence[JobLog]) -> SharedEnds:
 
 
 def _is_shared(mine: _Tally, total: _Tally, size: int | None, *, own: bool) -> bool:
-    """Enough jobs end so, and no few hosts explain it. `own`: their hosts speak of themselves."""
+    """Return whether enough jobs end so, and no few hosts explain it. `own`: their hosts report it of
+    themselves."""
     enough = 2 * mine.jobs >= total.jobs if size is None else mine.jobs == total.jobs
     if total.jobs < FEWEST or not enough:
         return False
@@ -553,7 +558,7 @@ def _is_shared(mine: _Tally, total: _Tally, size: int | None, *, own: bool) -> b
 
 
 def how_ended(job: document.JobEntry) -> str:
-    """Return the failure's name, or else what the job said, up to the first colon, without numbers."""
+    """Return the failure's name, or else the job's own words, up to the first colon, without numbers."""
     text = job.reason or ""
     while True:
         who, colon, what = text.partition(": ")
@@ -570,7 +575,7 @@ def _way(log: JobLog) -> Way:
 
 
 def _counted_as(log: JobLog) -> set[str]:
-    """What a job counts for. Of a log that ended too early to say what was trained, or even in what format it
-    is, all that it can have been counts."""
+    """Return what a job counts for. A log that ended too early to show what was trained, or even its format,
+    counts for all that it can have been."""
     formats = (log.format or "").split(", ")
     return {name for name in (log.entry, log.workload, *formats) if name} | {""}

@@ -1,4 +1,4 @@
-"""Which host, link or switch it is: all that is known after some waves. Pure and deterministic."""
+"""Find which host, link or switch it is: all that is known after some waves. Pure and deterministic."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MANY = 2.0  # hosts that seem to be bad, from where on faults are more common th
 @dataclass(frozen=True)
 class Posterior:
     """All that is known after some waves. `suspects`: host -> the probability that it is bad, by itself or
-    with all that are behind its switch; absent: nothing points at it. `once`: the suspects of which a single
-    job says so, and others do not: as suspicious as that makes them, none is convicted. `alike`: hosts
-    slower than others by the same, judged beside each other; `drifts`: by work, the deviation of jobs that
-    are slow at times, whoever runs them; `akin`: suspects that are as slow as hosts alike, and not
+    with all that are behind its switch; absent: nothing points at it. `once`: the suspects against which a
+    single job is evidence, and others are not: as suspicious as that makes them, none is convicted. `alike`:
+    hosts slower than others by the same factor, compared with each other; `drifts`: by work, the deviation of
+    jobs that are slow at times on any hosts; `akin`: suspects that are as slow as hosts alike, and not
     convicted; `spells`: of switches, when all behind one was slow."""
 
     observations: tuple[Observation, ...]
@@ -50,7 +50,7 @@ class Posterior:
         return self.case.settings
 
     def suspicion(self, host: int) -> float:
-        """The probability that something is wrong with the host, rather than with what it is connected by."""
+        """Return the probability that something is wrong with the host, rather than with what connects it."""
         return self.suspects.get(host, 0.0)
 
 
@@ -60,7 +60,7 @@ def localise(
     settings: Settings | None = None,
     stored: Mapping[JobClass, Baseline] | None = None,
 ) -> Posterior:
-    """What the observations say, in whatever order and groups they were made.
+    """Return what the observations show, in whatever order and groups they were made.
 
     `stored`: baselines from elsewhere, used where the fleet is too small to make its own.
     """
@@ -120,8 +120,8 @@ def localise(
 def _of_racks(
     case: FaultCase, parts: Sequence[Component], groups: Sequence[SlowerGroup]
 ) -> Iterator[tuple[int, Component, float]]:
-    """Hosts that a fault shared behind their switch makes suspects, and the probability. One of which most
-    readings are good is none."""
+    """Yield hosts that a fault shared behind their switch makes suspects, and the probability. One of which
+    most readings are good is none."""
     readings, topology = case.readings, case.topology
     for part in parts:
         for fault in part.faults():
@@ -135,7 +135,7 @@ def _of_racks(
 
 
 def _akin(fit: Fit, readings: Readings, groups: Sequence[SlowerGroup]) -> bool:
-    """Whether it is slower by as much as a group of hosts alike: it may be of their hardware."""
+    """Return whether it is slower by as much as a group of hosts alike: it may have their hardware."""
     near = REACH * max([readings.sigma[row] for row, _ in fit.expects], default=0.0)
     return any(abs(fit.by - math.log1p(group.slower)) <= near for group in groups)
 
@@ -147,8 +147,8 @@ def _slowed_by_switches(
     settings: Settings,
     stored: Mapping[JobClass, Baseline] | None,
 ) -> set[int]:
-    """The jobs, by their index, that a switch slows as far as can be seen without moments. The jobs of a
-    moment are on different hosts, but a switch may slow most of them: these say nothing of their moment."""
+    """Return the jobs, by index, that a switch slows as far as can be seen without moments. The jobs of a
+    moment are on different hosts, but a switch may slow most of them: these do not count for their moment."""
     if not topology.switches or len(set(moments) - {""}) < 2:
         return set()
     case = FaultCase(read(side_by_side(observations, []), topology, stored)[0], topology, settings)
@@ -164,7 +164,7 @@ def _slowed_by_switches(
 
 
 def _suspects(parts: Sequence[Component]) -> dict[int, float]:
-    """Each host that something points at, and the probability that it is bad by itself."""
+    """Return each host that something points at, and the probability that it is bad by itself."""
     return {
         host: part.of_host(host)
         for part in parts
@@ -173,7 +173,7 @@ def _suspects(parts: Sequence[Component]) -> dict[int, float]:
 
 
 def _how_common(suspects: Mapping[int, float], count: int) -> float:
-    """How much more common faults of hosts are in this fleet than is assumed (1 in 200), in nats: from as
-    many as there seem to be, nothing where these are few."""
+    """Return how much more common faults of hosts are in this fleet than is assumed (1 in 200), in nats: from
+    as many as there seem to be, 0 where these are few."""
     bad = sum(suspects.values())
     return max(0.0, math.log(bad * 200.0 / (200.0 + count))) if bad > MANY else 0.0

@@ -1,4 +1,4 @@
-"""Verdicts per host from logs that other tools wrote."""
+"""Judge hosts by logs that other tools wrote."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def judge(
     """Read every log below `where`, or in an archive of them, and judge their hosts.
 
     `lines`: expressions for lines of formats that no reader knows, whose groups are fields; `columns`:
-    FIELD=NAME, for tables; `host_pattern`: an expression with groups `host`, `work` or `job`, searched for
-    in paths; `slow`: the smallest slowdown that counts; `baseline`: what
-    `--json` wrote of another fleet, for hosts that have too few peers here, and for a fleet that is
-    slower as a whole; `at_least`: a speed that every job must reach, such as 800samples/s; `workload`: what
-    was trained, for logs that do not say it; `hardware`: NAME=HOSTS, for each kind that differs, whose jobs
-    are compared with each other alone. Raises UsageError for bad input, and where no log can be read.
+    FIELD=NAME, for tables; `host_pattern`: an expression with groups `host`, `work` or `job`, searched for in
+    paths; `slow`: the smallest slowdown that counts; `baseline`: the `--json` document of another fleet, for
+    hosts that have too few peers here, and for a fleet that is slower as a whole; `at_least`: a speed that
+    every job must reach, such as 800samples/s; `workload`: what was trained, for logs that do not name it;
+    `hardware`: NAME=HOSTS, for each kind that differs, whose jobs are compared with each other alone. Raises
+    UsageError for bad input, and where no log can be read.
     """
     named = Expression.of(host_pattern, PLACES, "--host-pattern") if host_pattern else None
     user = UserFormat.of(lines, columns, workload)
@@ -98,7 +98,7 @@ def judge(
 def read_logs(
     files: Sequence[LogFile], user: UserFormat, named: Expression | None, progress: Progress
 ) -> Iterator[JobLog]:
-    """The jobs of all files, in their order. Many files are read by a process per core."""
+    """Yield the jobs of all files, in their order. Many files are read by a process per core."""
     read = partial(_read, user=user, named=named)
     cores = len(os.sched_getaffinity(0))
     many = len(files) >= MANY or (len(files) > 1 and sum(each.size for each in files) > LARGE)
@@ -119,14 +119,14 @@ def read_logs(
 
 
 def _read(file: LogFile, *, user: UserFormat, named: Expression | None) -> list[JobLog]:
-    """The jobs of one file, or of all files of an archive."""
+    """Return the jobs of one file, or of all files of an archive."""
     if not file.archive:
         return read_blocks(file.shown, blocks_of(file), user, named)
     return [job for path, text in members_of(file) for job in read_blocks(path, text, user, named)]
 
 
 def load_baselines(path: Path) -> dict[JobClass, Baseline]:
-    """What is normal, from a document of `muster judge --json`. Raises UsageError."""
+    """Return what is normal, from a document of `muster judge --json`. Raises UsageError."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         peers = [Peers.model_validate(each) for each in document["peers"]]
@@ -144,7 +144,8 @@ def load_baselines(path: Path) -> dict[JobClass, Baseline]:
 
 
 def table_of(document: Judged) -> str:
-    """A row per job as CSV: the columns of the benchmark whose results these are, and what else is known."""
+    """Return a row per job as CSV: the columns of the benchmark that these results are of, and what else is
+    known."""
     condition = {each.hosts[0]: each.condition for each in document.hosts}
     rows: list[list[Any]] = []
     for job in document.jobs:
@@ -164,7 +165,7 @@ def _figure(value: float | None, form: str) -> str | None:
 
 
 def _hardware_of(given: Sequence[str]) -> dict[str, str]:
-    """Host -> its kind, from NAME=HOSTS. Raises UsageError."""
+    """Return each host's kind, from NAME=HOSTS. Raises UsageError."""
     kinds: dict[str, str] = {}
     for text in given:
         name, equals, hosts = (part.strip() for part in text.partition("="))
@@ -202,7 +203,7 @@ class Bound:
         return f"{self.value:,.10g} {self.unit}"
 
     def reached(self, job: JobEntry) -> float | None:
-        """The job's figure. None: it succeeded not, or its log does not tell."""
+        """Return the job's figure. None: it did not succeed, or its log does not have it."""
         value: float | None = getattr(job, self.figure)
         if self.figure == "tokens_per_second" and OF_A_DEVICE in job.notes:
             return None
@@ -211,8 +212,8 @@ class Bound:
 
 
 def held(document: Judged, bound: Bound) -> Judged:
-    """The document, with what each job misses, and what that says of hosts. Raises UsageError where no job
-    tells the figure."""
+    """Return the document, with what each job misses, and what that means for hosts. Raises UsageError where
+    no job states the figure."""
     speeds = {job.job: bound.reached(job) for job in document.jobs}
     if all(speed is None for speed in speeds.values()):
         raise UsageError(f"no log states {bound.unit}", where="--at-least")

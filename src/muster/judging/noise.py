@@ -2,9 +2,9 @@
 
 A normal distribution is an assumption that networks do not keep: their jobs have long tails on the slow side.
 With too thin a tail, one unlucky job accuses a host; with too thick a one, a slow host passes. So the tail is
-learned, for each side of its own: Student's t of several degrees of freedom and widths, each with the weight
-that the readings give it (the posterior of a prior that favours the normal one). What a reading costs is then
-minus the log of the mean density, relative to its peak, in nats.
+learned, separately for each side: Student's t of several degrees of freedom and widths, each with the weight
+that the readings give it (the posterior of a prior that favours the normal one). The cost of a reading is
+then minus the log of the mean density, relative to its peak, in nats.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GRID = [STEP * i for i in range(round(FAR / STEP) + 1)]
 
 
 def _density(value: float, degrees: float, width: float) -> float:
-    """Of half a Student's t, at a value of at least 0."""
+    """Return the density of half a Student's t, at a value of at least 0."""
     z = value / width
     if math.isinf(degrees):
         return 2.0 / width * math.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
@@ -45,14 +45,14 @@ _DENSITIES = tuple(tuple(_density(z, *shape) for z in _GRID) for shape in _SHAPE
 
 @dataclass(frozen=True)
 class NoiseTail:
-    """One side of the noise: what a value so many deviations from the middle costs, in nats. `beyond`: how
+    """One side of the noise: the cost of a value so many deviations from the middle, in nats. `beyond`: how
     fast the cost grows with the logarithm of the value, past the end of the table."""
 
     costs: tuple[float, ...]
     beyond: float
 
     def cost(self, deviations: float) -> float:
-        """Of a value of at least 0; it grows with it."""
+        """Return the cost of a value of at least 0; it grows with the value."""
         place = deviations / STEP
         index = int(place)
         if index >= len(self.costs) - 1:
@@ -62,7 +62,8 @@ class NoiseTail:
 
 
 def learn(deviations: Iterable[float]) -> NoiseTail:
-    """From the distances of healthy jobs on one side of the middle, in deviations of their baseline."""
+    """Learn a tail from the distances of healthy jobs on one side of the middle, in deviations of their
+    baseline."""
     counts = [0] * len(_BINS)
     for each in deviations:
         counts[bisect_right(_BINS, each) - 1] += 1
@@ -100,7 +101,7 @@ _PACE = 0.05
 
 
 def _lomax(size: float) -> float:
-    """The density that is assumed of a hiccup's size."""
+    """Return the density that is assumed of a hiccup's size."""
     return 2.0 * SIZE**2 / (SIZE + size) ** 3
 
 
@@ -116,7 +117,7 @@ class Hiccups:
     costs: tuple[float, ...]
 
     def cost(self, size: float, sigma: float) -> float:
-        """Of a hiccup, in units of the peak of a noise of this deviation."""
+        """Return the cost of a hiccup, relative to the peak of a noise of this deviation."""
         place = math.log1p(size / SIZE) / _PACE
         index = int(place)
         if index >= _PLACES - 1:  # as assumed, from the end of the table on
@@ -128,8 +129,8 @@ class Hiccups:
 
 
 def learn_hiccups(sizes: Sequence[tuple[float, float]], jobs: int, count: float) -> Hiccups:
-    """From those that were seen among so many jobs: each one's size, and the deviation of its noise; `count`:
-    how many there will have been."""
+    """Learn from hiccups among so many jobs: each one's size, and the deviation of its noise; `count`: the
+    estimated number of all."""
     rate = (HICCUPS + count) / (ASSUMED / (1.0 + count) + jobs)
     total = [SIZES * _lomax(at) for at in _SIZES]
     for size, sigma in sizes:

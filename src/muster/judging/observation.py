@@ -1,4 +1,4 @@
-"""What is judged: results of jobs on groups of hosts, and what is known of the hosts. Pure data."""
+"""What is judged: results of jobs on groups of hosts, and facts about the hosts. Pure data."""
 
 from __future__ import annotations
 
@@ -71,9 +71,10 @@ class Observation:
 
 @dataclass(frozen=True)
 class Topology:
-    """The hosts to judge, in the order of the ring that the real job will take; who is behind which switch.
+    """The hosts to judge, in the order of the ring that the real job will take; and which are behind which
+    switch.
 
-    Raises UsageError for a host that stands twice, or is behind two switches, or behind one but not listed.
+    Raises UsageError for a duplicate host, or one behind two switches, or behind one but not listed.
     """
 
     hosts: tuple[str, ...]
@@ -83,7 +84,7 @@ class Topology:
 
     @classmethod
     def of(cls, hosts: Sequence[str], switches: Mapping[str, Sequence[str]]) -> Topology:
-        """With the switches of these hosts: others behind them are left out."""
+        """Return the topology with the switches of these hosts: others behind them are left out."""
         names = set(hosts)
         there = {name: tuple(host for host in behind if host in names) for name, behind in switches.items()}
         return cls(tuple(hosts), tuple((name, behind) for name, behind in there.items() if behind))
@@ -113,8 +114,8 @@ class Settings:
     `convict`: the probability above which a host is called bad; `named`: above which the kind of fault, or a
     link or a switch, is named; `clear`: below which a suspicion is dropped; `sweeps`: jobs in a group that
     every host shall have had; `ring`: try every link between neighbours; `references`: hosts that run alone
-    beside a suspect, to compare it with; `beside`: jobs of a kind that a wave shall have, so that what slows
-    all of them shows; `alone`: whether a job on one host can be run, and tells anything.
+    next to a suspect, to compare it with; `beside`: jobs of a kind that a wave shall have, so that what slows
+    all of them shows; `alone`: whether a job on one host can be run, and shows anything.
     """
 
     slow: float = 0.01
@@ -129,7 +130,7 @@ class Settings:
 
 
 def ring_links(hosts: tuple[int, ...]) -> tuple[Link, ...]:
-    """The links between neighbours in a ring of these hosts: one for two of them, none for one."""
+    """Return the links between neighbours in a ring of these hosts: one for two of them, none for one."""
     if len(hosts) < 2:
         return ()
     if len(hosts) == 2:

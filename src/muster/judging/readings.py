@@ -1,6 +1,6 @@
 """From observations to readings: by how much a step was slower than a healthy one, in columns. Pure.
 
-A job gives a reading of its step. Where it tells what each host computed by itself, it gives one more per
+A job gives a reading of its step. Where it reports what each host computed by itself, it gives one more per
 host: the host that others wait for waits least inside collectives, and does most outside. Such a reading is
 as if the host had run alone, and costs no run; but a hiccup of the run is in both, so it counts for less.
 """
@@ -49,10 +49,10 @@ APART = 4.0  # standard deviations of hosts: that far from its peers a healthy o
 class Readings:
     """One row per reading, in columns. `value`: log(time / healthy time), FAILED of a job that failed;
     `sigma`: its deviation; `most`: of a failure, what it weighs at most; of a time, what is taken off a
-    hiccup's cost; `least`: what a reading below what was expected can weigh at most; `alone`: of one host,
+    hiccup's cost; `least`: what a reading below the expected one can weigh at most; `alone`: of one host,
     without the network; `hint`: of what a host did within a job; `source`: which observation; `kind`: which
     class. `half`: those of jobs that were slow in one half. `hiccups`: what slows jobs and does not last;
-    `only`: the one reading that they were learned from, of which that says nothing. `slow`, `fast`: the noise
+    `only`: the one reading that they were learned from, to which they do not apply. `slow`, `fast`: the noise
     on either side. `spread`: by work, the standard deviation of what healthy hosts differ by."""
 
     value: list[float] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Readings:
         least: float = FASTER,
         hint: bool = False,
     ) -> None:
-        """One reading; `alone` follows from the number of hosts."""
+        """Add a reading; `alone` follows from the number of hosts."""
         row = len(self.value)
         self.value.append(value)
         self.sigma.append(sigma)
@@ -102,19 +102,19 @@ class Readings:
                 rows.append(row)
 
     def links(self, row: int) -> tuple[Link, ...]:
-        """Which links the job's ring went over."""
+        """Return the links of the job's ring."""
         return ring_links(self.hosts[row])
 
     def failed(self, row: int) -> bool:
-        """Whether it is of a job that failed."""
+        """Return whether it is of a job that failed."""
         return self.value[row] >= FAILED
 
     def deviations(self, row: int) -> float:
-        """How far from healthy."""
+        """Return how far it is from healthy, in deviations."""
         return self.value[row] / self.sigma[row]
 
     def loss(self, row: int, expected: float) -> float:
-        """Minus the log likelihood, up to a constant, where a slowdown (or FAILED) is expected."""
+        """Return minus the log likelihood, up to a constant, where a slowdown (or FAILED) is expected."""
         value, sigma = self.value[row], self.sigma[row]
         if value >= FAILED:
             return 0.0 if expected >= FAILED else self.most[row]
@@ -136,7 +136,7 @@ class Readings:
 def _times(
     observations: Sequence[Observation], without: Mapping[JobClass, set[str]]
 ) -> tuple[dict[JobClass, list[float]], dict[JobClass, int]]:
-    """Seconds by class, of steps and of what hosts did outside collectives; and from how many hosts.
+    """Return seconds by class, of steps and of what hosts did outside collectives; and from how many hosts.
     `without`: hosts whose jobs are left out."""
     times: dict[JobClass, list[float]] = {}
     hosts: dict[JobClass, set[str]] = {}
@@ -161,8 +161,8 @@ def _times(
 def _baselines(
     observations: Sequence[Observation], stored: Mapping[JobClass, Baseline] | None
 ) -> dict[JobClass, Baseline]:
-    """Of every class. Where all jobs that look normal have a host in common, and others are faster or there
-    are none, it may be this host that is not normal: then from the jobs without it."""
+    """Return the baseline of every class. Where all jobs that look normal have a host in common, and others
+    are faster or there are none, it may be this host that is not normal: then from the jobs without it."""
     steps: dict[JobClass, list[tuple[float, set[str]]]] = {}
     for each in observations:
         if each.seconds is not None and each.outcome.good:
@@ -190,8 +190,8 @@ def read(
     topology: Topology,
     stored: Mapping[JobClass, Baseline] | None = None,
 ) -> tuple[Readings, dict[JobClass, Baseline]]:
-    """Readings of all observations that can be compared with something, and the baselines used. Jobs with a
-    host that is not in the topology help to make the baselines, no more."""
+    """Return readings of all observations that can be compared with something, and the baselines used. Jobs
+    with a host that is not in the topology help to make the baselines, no more."""
     baselines = {
         key: replace(base, seconds=base.seconds * math.exp(detrended.usual.get(key, 0.0)))
         for key, base in _baselines(detrended.observations, stored).items()
@@ -236,8 +236,8 @@ def read(
 
 
 def _learn_crashes(rows: Readings) -> None:
-    """How often jobs die by chance: from those whose hosts have others, none of which did. One says nothing,
-    since it would be learned from itself."""
+    """Learn how often jobs die by chance: from those whose hosts have others, none of which did. A single one
+    does not count, since it would be learned from itself."""
     chance = [row for row, most in enumerate(rows.most) if rows.failed(row) and most < HARDWARE]
     died = Counter((host, rows.source[row]) for row in chance for host in rows.hosts[row])
     times = Counter(host for host, _ in died)
@@ -254,8 +254,8 @@ def _learn_crashes(rows: Readings) -> None:
 
 
 def _learn_noise(rows: Readings, topology: Topology) -> None:
-    """The tails, from jobs in groups. On the slow side, only what no host, link or switch of the job explains
-    counts: one whose jobs are all slow is no noise."""
+    """Learn the tails, from jobs in groups. On the slow side, only what no host, link or switch of the job
+    explains counts: a host whose jobs are all slow is no noise."""
     groups = [row for row, hosts in enumerate(rows.hosts) if len(hosts) > 1 and not rows.failed(row)]
     shared: dict[tuple[str, int, int], list[int]] = {}
     of_row = {row: _shared(rows, row, topology) for row in groups}
@@ -282,10 +282,10 @@ def _learn_noise(rows: Readings, topology: Topology) -> None:
 
 
 def _learn_hiccups(rows: Readings, off: Mapping[int, float], again: Collection[int]) -> None:
-    """From jobs, in groups or alone, that were far `off` though no other one of their hosts was. `again`:
-    groups whose hosts have others; alone, others of the same work. Those whose hosts met a second one by
-    chance are not seen: of a share r of hiccups, a job with n others of its hosts is seen with a probability
-    of r (1 - r)^n."""
+    """Learn from jobs, in groups or alone, that were far `off` though no other one of their hosts was.
+    `again`: groups whose hosts have others; alone, others of the same work. Those whose hosts met a second
+    one by chance are not seen: of a share r of hiccups, a job with n others of its hosts is seen with a
+    probability of r (1 - r)^n."""
     beyond = {row for row, by in off.items() if by > FAR and rows.slow.cost(by) > 0.5 * FAR**2}
     far: dict[int, int] = {}
     jobs: dict[int, int] = {}
@@ -310,7 +310,8 @@ def _learn_hiccups(rows: Readings, off: Mapping[int, float], again: Collection[i
 
 
 def _shared(rows: Readings, row: int, topology: Topology) -> list[tuple[str, int, int]]:
-    """What a job shares with others, that may slow all of them: hosts, links, switches and their uplinks."""
+    """Return what a job shares with others, that may slow all of them: hosts, links, switches and their
+    uplinks."""
     hosts = rows.hosts[row]
     shared = [("host", host, 0) for host in hosts]
     shared += [("link", a, b) for a, b in rows.links(row)]
@@ -322,8 +323,8 @@ def _shared(rows: Readings, row: int, topology: Topology) -> list[tuple[str, int
 
 
 def _spreads(rows: Readings) -> dict[str, float]:
-    """By work, what healthy hosts differ by for good: two jobs of one host are slow together by it. From the
-    products of their readings, drawn towards what is usual where these are few."""
+    """Return, by work, what healthy hosts differ by for good: two jobs of one host are slow together by it.
+    From the products of their readings, drawn towards what is usual where these are few."""
     sums: dict[str, tuple[float, float]] = {}
     for own in rows.of_host.values():
         if len(own) < 2:
@@ -349,8 +350,8 @@ def _spreads(rows: Readings) -> dict[str, float]:
 
 
 def _in_common(size: int, other: int) -> float:
-    """The covariance of the slowest of two groups of hosts that share one, in variances of a host. Exact for
-    a host alone with a group (1/n); else the mean of its bounds."""
+    """Return the covariance of the slowest of two groups of hosts that share one, in variances of a host.
+    Exact for a host alone with a group (1/n); else the mean of its bounds."""
     return 0.5 * (1.0 / (size * other) + 1.0 / (size + other - 1))
 
 
@@ -359,7 +360,7 @@ _LARGEST = (0.0, 0.0, 0.564, 0.846, 1.029, 1.163, 1.267, 1.352, 1.424)
 
 
 def own_share(rows: Readings, row: int) -> tuple[float, float]:
-    """What healthy hosts of the reading's work differ by, and how much slower than a typical host the
+    """Return what healthy hosts of the reading's work differ by, and how much slower than a typical host the
     slowest of a group is for it."""
     spread = rows.spread.get(rows.kind[row].work, 0.0)
     size = len(rows.hosts[row])
@@ -368,9 +369,9 @@ def own_share(rows: Readings, row: int) -> tuple[float, float]:
 
 
 def smallest(readings: Readings, rows: Sequence[int], settings: Settings) -> float:
-    """The smallest slowdown (log) that these readings may be called slow for: what was asked for, but never
-    less than noise makes of a few jobs (of more, the less: by the root of their number), or than healthy
-    hosts differ by."""
+    """Return the smallest slowdown (log) that these readings may be called slow for: what was asked for, but
+    never less than noise makes of a few jobs (of more, the less: by the root of their number), or than
+    healthy hosts differ by."""
     noise = min([readings.sigma[row] for row in rows], default=0.0)
     noise *= math.sqrt(A_FEW / max(A_FEW, len(rows)))
     spread = 0.0

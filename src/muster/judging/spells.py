@@ -1,8 +1,8 @@
 """All jobs behind one switch that are slow for a while, and good before or after. Pure.
 
 A switch that starts again, or a neighbour's traffic, slows all jobs behind it at the same time. Each of its
-hosts then has slow jobs and good ones, as if something came and went in it. It is one event, however many
-jobs it met: these say nothing of a host.
+hosts then has slow jobs and good ones, as if it had an intermittent fault. It is one event, however many jobs
+it met: these are no evidence against a host.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class SlowSpell(NamedTuple):
 
 
 def spells(readings: Readings, moments: Sequence[str], topology: Topology) -> list[SlowSpell]:
-    """Moments in which all jobs behind a switch were slow, while such jobs were good in another. `moments`:
-    of each observation; nothing where none is known."""
+    """Return moments in which all jobs behind a switch were slow, while such jobs were good in another.
+    `moments`: of each observation; empty where none is known."""
     rows: dict[tuple[int, str], dict[bool, list[int]]] = {}  # by whether they leave it
     for row, source in enumerate(readings.source):
         behind = {topology.behind[host] for host in readings.hosts[row]}

@@ -1,10 +1,10 @@
-"""Steps that stall whoever runs them: jobs are then compared by their usual steps. Pure.
+"""Steps that stall on any hosts: jobs are then compared by their usual steps. Pure.
 
-A file system or a shared service can hold a step up for many times as long. Where that happens to jobs of
-many hosts, the mean of a job says how many stalls it met, and not how its hosts are: two of a hundred steps
+A file system or a shared service can hold a step up for many times its time. Where that happens to jobs of
+many hosts, the mean of a job shows how many stalls it met, and not how its hosts are: two of a hundred steps
 that take ten times as long make it 18 % slower, give or take 13. The medians of its halves hold.
 
-Where few hosts explain all jobs that stalled, it is theirs, and the mean counts.
+Where few hosts explain all jobs that stalled, the stalls are theirs, and the mean counts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CLEAN = 8  # one in so many jobs stalls least
 
 
 def usual_paces(observations: Sequence[Observation]) -> list[Observation]:
-    """The observations with the pace of their usual steps, in works in which jobs stall whoever runs them: as
-    long as of the jobs that stall least. Observations that are so already stay as they are."""
+    """Return the observations with the pace of their usual steps, in works in which jobs stall on any hosts:
+    as long as of the jobs that stall least. Observations that have it already stay as they are."""
     jobs: dict[JobClass, list[int]] = {}
     for index, each in enumerate(observations):
         if each.seconds is not None and each.outcome.good:
@@ -56,21 +56,21 @@ def usual_paces(observations: Sequence[Observation]) -> list[Observation]:
 
 
 def _least(shares: Sequence[float]) -> float:
-    """Of the jobs that lose least."""
+    """Return the share of the jobs that lose least."""
     return sorted(shares)[len(shares) // CLEAN]
 
 
 def _of_the_fleet(groups: Sequence[Group], shares: Sequence[float]) -> bool:
-    """Whether the jobs, of these hosts each, that are above the least by LOST were on more hosts than can be
-    at fault at once."""
+    """Return whether the jobs, of these hosts each, that are above the least by LOST were on more hosts than
+    can be faulty at once."""
     least = _least(shares)
     above = [group for group, share in zip(groups, shares, strict=True) if share > least + LOST]
     return of_the_fleet(above, len({host for group in groups for host in group}))
 
 
 def of_the_fleet(groups: Collection[tuple[Any, ...]], hosts: int) -> bool:
-    """Whether it takes more of so many hosts than can be at fault at once for one to be in each group: the
-    host of most first (a greedy cover)."""
+    """Return whether it takes more of so many hosts than can be faulty at once for one to be in each group:
+    the host of most first (a greedy cover)."""
     of_host: dict[Any, set[int]] = {}
     for number, group in enumerate(groups):
         for host in group:

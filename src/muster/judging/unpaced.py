@@ -1,10 +1,10 @@
-"""Jobs that are slow at times, whoever runs them. Pure.
+"""Jobs that are slow at times, on any hosts. Pure.
 
-Without moments no job can be held against those that ran beside it. What the fleet's pace makes of a job is
-then noise, and one that all jobs of a moment share: however many jobs a host has, it may have met the slow
-moments. Beside others of their moment, jobs are slow so where paths through the network or clocks are drawn
-anew for each. Where that is more frequent than hiccups are, nobody is accused of what it can have made
-(`Readings.spread`), and it is said.
+Without moments no job can be compared with those that ran at the same time. The effect of the fleet's pace on
+a job is then noise, which all jobs of a moment share: however many jobs a host has, it may have met the slow
+moments. With known moments, such jobs are those whose paths through the network or clocks are drawn anew for
+each. Where that is more frequent than hiccups are, no host is accused of what it can have caused
+(`Readings.spread`), and a note says so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Unpaced:
 
 
 def unpaced(readings: Readings, moments: Sequence[str], slowed: Collection[int]) -> Unpaced:
-    """Works of which many jobs are slow though their hosts are good in others. `moments`: of each
+    """Return works of which many jobs are slow though their hosts are good in others. `moments`: of each
     observation; `slowed`: those that a switch explains, by their index."""
     rows: dict[JobClass, list[int]] = {}
     for row, source in enumerate(readings.source):
@@ -63,7 +63,8 @@ def unpaced(readings: Readings, moments: Sequence[str], slowed: Collection[int])
 
 
 def _whoever(readings: Readings, own: Sequence[int], slow: Callable[[int], bool], share: float) -> list[int]:
-    """The jobs of hosts of which none is slow in all; nothing, where fewer than a share of all are slow."""
+    """Return the jobs of hosts of which none is slow in all; empty, where fewer than a share of all are slow.
+    """
     is_slow = {row: slow(row) for row in own}
     of_host: dict[int, list[bool]] = {}
     for row in own:
@@ -76,7 +77,7 @@ def _whoever(readings: Readings, own: Sequence[int], slow: Callable[[int], bool]
 
 
 def with_doubt(detrended: Detrended, drift: Unpaced) -> Detrended:
-    """The jobs with what their unknown moments leave in doubt."""
+    """Return the jobs with the doubt of their unknown moments."""
     doubts = [
         max(doubt, drift.deviation.get(each.work, 0.0) ** 2)
         for each, doubt in zip(detrended.observations, detrended.doubts, strict=True)

@@ -30,7 +30,7 @@ class Judgement:
     """One verdict per host, in the topology's order; links and switches that are accused; the baselines.
 
     `one_of`: hosts and switches of which at least one is surely bad, or a link between them, where none of
-    them is accused by itself; `alike`: hosts that are slower than others by the same.
+    them is accused by itself; `alike`: hosts that are slower than others by the same factor.
     """
 
     hosts: tuple[Verdict, ...]
@@ -52,12 +52,12 @@ def judge(
     settings: Settings | None = None,
     stored: Mapping[JobClass, Baseline] | None = None,
 ) -> Judgement:
-    """Verdicts from whatever jobs there were. `judge_state` takes a Posterior that is there already."""
+    """Judge whatever jobs there were. `judge_state` takes an existing Posterior."""
     return judge_state(localise(observations, topology, settings, stored))
 
 
 def judge_state(state: Posterior) -> Judgement:
-    """Verdicts of a Posterior."""
+    """Return the verdicts of a Posterior."""
     judges = _Hosts(state)
     hosts = tuple(_of_its_kind(state, judges.verdict(host)) for host in range(len(state.topology.hosts)))
     links: list[Verdict] = []
@@ -80,7 +80,8 @@ def _changed(verdict: Verdict, **fields: Any) -> Verdict:
 
 
 def _of_its_kind(state: Posterior, verdict: Verdict) -> Verdict:
-    """Of a host that is good beside those that are as slow: that they are not judged beside the others."""
+    """Return the verdict of a host that is good among those that are as slow, with a note that they are not
+    compared with the others."""
     group = next((each for each in state.alike if verdict.subject[0] in each.hosts), None)
     if group is None or verdict.condition not in ("fit", "differs"):
         return verdict
@@ -95,8 +96,8 @@ def _of_its_kind(state: Posterior, verdict: Verdict) -> Verdict:
 
 
 def _one_of(state: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    """Suspects of which one must be bad: no explanation of their slow jobs does without a fault. Of one alone
-    its own verdict says what is to be said."""
+    """Return suspects of which one must be bad: no explanation of their slow jobs does without a fault. A
+    single one has its own verdict."""
     groups = []
     for part in state.parts:
         none = sum(each.probability for each in part.explanations if not each.faults)
@@ -115,7 +116,7 @@ def _one_of(state: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[str,
 
 
 def _one_job(state: Posterior, part: Component) -> bool:
-    """Whether it is a single job that was slow, whose hosts all have good ones of the same work."""
+    """Return whether a single job was slow, whose hosts all have good ones of the same work."""
     readings = state.case.readings
     slowest = max([readings.value[row] for row in part.rows])
     mine = {row for row in part.rows if readings.value[row] >= slowest / 2}
@@ -133,7 +134,7 @@ def _one_job(state: Posterior, part: Component) -> bool:
 
 
 def _unread(state: Posterior) -> dict[str, list[Observation]]:
-    """The jobs of each host of which there is no reading."""
+    """Return the jobs of each host without a reading."""
     names = enumerate(state.topology.hosts)
     unread: dict[str, list[Observation]] = {
         name: [] for index, name in names if not state.case.readings.of_host.get(index)
@@ -146,7 +147,7 @@ def _unread(state: Posterior) -> dict[str, list[Observation]]:
 
 
 def _nothing_known(jobs: Sequence[Observation]) -> str:
-    """Why there is no reading of a host that was in these jobs."""
+    """Return why a host that was in these jobs has no reading."""
     if not jobs:
         return "it was in no job"
     if all(each.culprits and not each.outcome.good for each in jobs):
@@ -156,8 +157,8 @@ def _nothing_known(jobs: Sequence[Observation]) -> str:
 
 
 def _evidence(state: Posterior, rows: Sequence[int], but: tuple[int, ...]) -> list[Evidence]:
-    """The readings that tell most, the slowest first; `but`: the hosts that the verdict is about. Peers are
-    those of the job, also where it tells something of one host alone."""
+    """Return the readings with most weight, the slowest first; `but`: the hosts that the verdict is about.
+    Peers are those of the job, also where it is a reading of one host alone."""
     readings, about = state.case.readings, {state.topology.hosts[host] for host in but}
     slow = sorted(
         (r for r in rows if readings.deviations(r) > STANDS_OUT), key=lambda r: (-readings.value[r], r)
@@ -182,7 +183,7 @@ def _one(state: Posterior, row: int, about: set[str]) -> Evidence:
 
 
 def _size(state: Posterior, fit: Fit) -> tuple[Condition, float | None, float | None]:
-    """Slow or failing; by what share of the time; and its standard error."""
+    """Return slow or failing; by what share of the time; and its standard error."""
     readings = state.case.readings
     mine = [row for row, by in fit.expects if by > 0]
     failures = [row for row in mine if readings.failed(row)]
@@ -193,7 +194,7 @@ def _size(state: Posterior, fit: Fit) -> tuple[Condition, float | None, float | 
 
 
 class _Hosts:
-    """The hosts' verdicts, from what is common to them."""
+    """The hosts' verdicts, with what they have in common."""
 
     def __init__(self, state: Posterior) -> None:
         self.state, self.unread = state, _unread(state)
@@ -203,7 +204,7 @@ class _Hosts:
         self._next: tuple[Group, ...] | None = None
 
     def verdict(self, host: int) -> Verdict:
-        """Whether something is wrong with the host itself."""
+        """Return whether something is wrong with the host itself."""
         state, rows = self.state, self.readings.of_host.get(host, [])
         name = state.topology.hosts[host]
         if not rows:
@@ -251,7 +252,7 @@ class _Hosts:
         )
 
     def _in_doubt(self, base: Verdict, host: int, chance: float) -> Verdict:
-        """Suspected, and not convicted."""
+        """Return the verdict of a host that is suspected, and not convicted."""
         settle = self._settle(base.subject[0])
         if host in self.state.akin:
             reason = (
@@ -264,7 +265,7 @@ class _Hosts:
         return _changed(base, reason=f"{suspected}bad with a probability of {below(chance)}", settle=settle)
 
     def _once(self, host: int, chance: float) -> str:
-        """What a single job says of it."""
+        """Return the evidence of a single job."""
         state, readings = self.state, self.readings
         fit = state.part_of[host].likeliest(host)
         assert fit is not None  # it is in `once` for it
@@ -281,7 +282,7 @@ class _Hosts:
         return f"suspected, with a probability of {below(chance)}, for one job alone: {what}, {others_words}"
 
     def _settle(self, name: str) -> str:
-        """Which job would tell more of a host."""
+        """Return which job would tell more of a host."""
         if self._next is None:
             self._next = next_wave(self.state)
         for group in self._next:
@@ -291,8 +292,8 @@ class _Hosts:
         return f"more jobs of {name}, with other hosts" if len(self.state.topology.hosts) > 2 else ""
 
     def _subjects(self, host: int, rows: Sequence[int]) -> tuple[Subject, ...]:
-        """What the host's readings tell of, each by its own. A job that another's fault explains tells
-        nothing of this host."""
+        """Return the subjects of the host's readings, each by its own. A job that another's fault explains
+        does not count for this host."""
         readings = self.readings
         mine = [row for row in rows if row not in self.blamed or readings.alone[row]]
         alone = [row for row in mine if readings.alone[row]]
@@ -320,8 +321,8 @@ class _Hosts:
         return Subject(name=name, condition="fit" if good else "unknown", jobs=jobs, at_most=at_most)
 
     def _at_most(self, rows: Sequence[int]) -> float:
-        """What a host is no slower than, by its readings of one kind; infinite where failed jobs leave it
-        open. Alone: their mean, in which each counts by how well it is known (inverse variances), and two
+        """Return what a host is no slower than, by its readings of one kind; infinite where failed jobs leave
+        it open. Alone: their mean, in which each counts by how well it is known (inverse variances), and two
         standard errors. In groups, which run at the pace of their slowest host: the fastest and two
         deviations."""
         readings = self.readings
@@ -341,16 +342,17 @@ class _Hosts:
         return max(0.0, math.expm1(mean + 2 / math.sqrt(total)))
 
     def _plain_mean(self, rows: Sequence[int]) -> float:
-        """How much slower a host's jobs alone were, each counting alike; 0 in groups. What is said of a host
-        is no less: weights are estimated too, and a job that they nearly drop was as slow as it was
-        (Cochran, Problems arising in the analysis of a series of similar experiments, 1937)."""
+        """Return how much slower a host's jobs alone were, each counting alike; 0 in groups. A host's bound
+        is no less: weights are estimated too, and a job that they nearly drop was as slow as it was (Cochran,
+        Problems arising in the analysis of a series of similar experiments, 1937)."""
         values = [self.readings.value[row] for row in rows if not self.readings.failed(row)]
         alone = self.readings.alone[rows[0]]
         return math.expm1(sum(values) / len(values)) if alone and values else 0.0
 
     def _limit(self, rows: Sequence[int]) -> float:
-        """How slow a good host may be at most. Drift whose moments are unknown is no reason to accuse, nor to
-        call a host fit; no more is the noise of its own jobs, where others of the kind are much steadier."""
+        """Return how slow a good host may be at most. Drift whose moments are unknown is no reason to accuse,
+        nor to call a host fit; neither is the noise of its own jobs, where others of the kind are much
+        steadier."""
         settings, kind = self.state.settings, self.readings.kind[rows[0]]
         if kind.work in self.state.drifts:
             return 2 * settings.slow
@@ -361,11 +363,12 @@ class _Hosts:
         return 2 * math.expm1(least)
 
     def _spread(self, work: str) -> float:
-        """What healthy hosts differ by for good."""
+        """Return what healthy hosts differ by for good."""
         return self.readings.spread.get(work, 0.0) if self.readings.spread else 0.0
 
     def _good_but_once(self, host: int, rows: Sequence[int]) -> bool:
-        """Whether all but one of its jobs were good: that one failed, or alone speaks against it."""
+        """Return whether all but one of its jobs were good: that one failed, or is the only evidence against
+        it."""
         fit = self.state.part_of[host].likeliest(host) if host in self.state.once else None
         bad = {row for row in rows if self.readings.failed(row)}
         bad |= set(shown_by(self.state.case, fit) if fit else ())
@@ -373,14 +376,14 @@ class _Hosts:
         return once and self._good([row for row in rows if row not in bad])
 
     def _good(self, rows: Sequence[int]) -> bool:
-        """Whether a host that these readings are of is no slower than it may be, in each kind of them."""
+        """Return whether the host of these readings is no slower than it may be, in each kind of them."""
         return bool(rows) and all(
             self._at_most(own) <= self._limit(own) for own in _by_kind(self.readings, rows)
         )
 
     def _never_good(self, host: int, rows: Sequence[int]) -> str:
-        """What is not known of a host whose jobs were slow, or differ too much, alone or in groups or in some
-        work."""
+        """Return what is not known of a host whose jobs were slow, or differ too much, alone or in groups or
+        in some work."""
         readings, settings = self.readings, self.state.settings
         alone = [row for row in rows if readings.alone[row]]
         groups = [row for row in rows if not readings.alone[row]]
@@ -416,8 +419,9 @@ class _Hosts:
         return "all its jobs were slow, but other hosts explain that"
 
     def _differs(self, rows: Sequence[int]) -> tuple[float, float, float] | None:
-        """By how much it is slower than its peers, the standard error, and what healthy hosts of this fleet
-        differ by: where it is slower by more than noise and by more than most of them. It takes two jobs."""
+        """Return by how much it is slower than its peers, the standard error, and what healthy hosts of this
+        fleet differ by: where it is slower by more than noise and by more than most of them. It takes two
+        jobs."""
         readings = self.readings
         for own in _by_kind(
             readings, [row for row in rows if readings.alone[row] and not readings.hint[row]]
@@ -432,9 +436,9 @@ class _Hosts:
 
 
 def _usual_deviations(state: Posterior) -> dict[JobClass, float]:
-    """Of each kind of job, the deviation that those of two of three hosts do not exceed, by their own steps
-    too: a host's median alone, its steadiest in groups, which are as unsteady as any of their hosts. Where a
-    stored baseline stands in for too few jobs: its own."""
+    """Return, by kind of job, the deviation that two of three hosts do not exceed, by their own steps too: a
+    host's median alone, its steadiest in groups, which are as unsteady as any of their hosts. Where a stored
+    baseline stands in for too few jobs: its own."""
     deviations: dict[JobClass, list[float]] = {}
     readings = state.case.readings
     for rows in readings.of_host.values():
@@ -449,12 +453,12 @@ def _usual_deviations(state: Posterior) -> dict[JobClass, float]:
 
 
 def below(chance: float) -> str:
-    """A probability, rounded down: what is below a threshold does not look as if it reached it."""
+    """Return a probability, rounded down: one below a threshold must not look as if it reached it."""
     return f"{math.floor(100 * chance) / 100:.2f}"
 
 
 def _by_kind(readings: Readings, rows: Sequence[int]) -> list[list[int]]:
-    """The readings of each work and size."""
+    """Return the readings of each work and size."""
     kinds: dict[JobClass, list[int]] = {}
     for row in rows:
         kinds.setdefault(readings.kind[row], []).append(row)
@@ -462,7 +466,7 @@ def _by_kind(readings: Readings, rows: Sequence[int]) -> list[list[int]]:
 
 
 def _unseen(state: Posterior, rows: Sequence[int], by: float) -> float:
-    """The probability that a slowdown of `by` is there all the same."""
+    """Return the probability that a slowdown of `by` exists all the same."""
     readings = state.case.readings
     gain = -COST["host"]
     for row in rows:
@@ -472,7 +476,7 @@ def _unseen(state: Posterior, rows: Sequence[int], by: float) -> float:
 
 
 def _bad_host(state: Posterior, part: Component, host: int, evidence: list[Evidence]) -> Verdict:
-    """Slow or failing, and in what."""
+    """Return the verdict of a slow or failing host, and in what."""
     kinds: dict[Kind, float] = {}
     best: tuple[FaultExplanation, Fit] | None = None
     for each in part.explanations:
@@ -512,7 +516,7 @@ def _bad_host(state: Posterior, part: Component, host: int, evidence: list[Evide
 
 
 def _whom(state: Posterior, fit: Fit) -> str:
-    """What its jobs were compared with."""
+    """Return what its jobs were compared with."""
     kinds = {state.case.readings.kind[row] for row, _ in fit.expects}
     return (
         "the baseline"
@@ -522,7 +526,7 @@ def _whom(state: Posterior, fit: Fit) -> str:
 
 
 def _where(state: Posterior, host: int, fit: Fit) -> str:
-    """In which of its jobs it shows."""
+    """Return in which of its jobs it shows."""
     readings = state.case.readings
     shown = {readings.alone[row] for row, by in fit.expects if by > 0}
     seen = {readings.alone[row] for row in readings.of_host[host]}
@@ -534,7 +538,7 @@ def _where(state: Posterior, host: int, fit: Fit) -> str:
 
 
 def _told(state: Posterior, name: str, fit: Fit) -> bool:
-    """Whether the jobs that failed, or half of them, said that it is this host."""
+    """Return whether the jobs that failed, or half of them, named this host."""
     readings = state.case.readings
     failed = [row for row, by in fit.expects if by > 0 and readings.failed(row)]
     accusing = sum(name in state.observations[readings.source[row]].culprits for row in failed)
@@ -554,7 +558,7 @@ WORDS: dict[Kind, str] = {
 
 
 def _shared(state: Posterior, part: Component, fault: Fault) -> Verdict | None:
-    """A link or a switch that is accused; None where it is not."""
+    """Return the verdict of a link or a switch that is accused; None where it is not."""
     chance = part.probability(fault)
     if chance < state.settings.named:
         return None

@@ -1,13 +1,13 @@
-"""Readers of logs that others' tools wrote: one module per format, pure, over one pass of lines.
+"""Readers of logs that other tools wrote: one module per format, pure, over one pass of lines.
 
 A module is a reader by being here (or an entry point of the group muster.readers), and has:
 
-FORMAT                   what the logs are, in a few words
-HINTS                    a line goes to the reader only where it contains one of these; ("",): every line
-Reader(frame)            a reader of one file, with what follows
+FORMAT                   the name of the format, in a few words HINTS                    a line goes to the
+reader only where it contains one of these; ("",): every line Reader(frame)            a reader of one file,
+with what follows
 
-    line(text)           a line, without its end; never raises, whatever it says
-    readings()           after the last line: what was found, best first; empty: it is another format
+    line(text)           a line, without its end; never raises, whatever it contains
+    readings()           after the last line: the readings, best first; empty: it is another format
     closed               optional: true from when it needs no more lines
 
 Every reader sees the same pass, so a file may be a stream; none keeps more than a bounded number of windows.

@@ -72,8 +72,8 @@ _GROWN = 3  # times that a kind of line has to grow
 
 
 class Counters:
-    """Marks progress wherever a step, an iteration or a batch of a higher number than before is spoken of;
-    only until a reader of a format knows the steps."""
+    """Marks progress wherever a step, an iteration or a batch has a higher number than before; only until a
+    reader of a format finds steps."""
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
@@ -109,13 +109,13 @@ def _number(digits: str) -> float:
 
 
 def ended_well(lines: Iterable[str]) -> bool:
-    """Whether one of these lines says that the program ended as it should."""
+    """Return whether one of these lines says that the program ended as it should."""
     return any(_WELL.search(line) for line in lines)
 
 
 def closes(ends: Iterable[str]) -> bool:
-    """Whether a log's end says that the program ended as it should, and nothing was begun after that. `ends`:
-    its last lines, the last one first."""
+    """Return whether a log's end says that the program ended as it should, and nothing was begun after that.
+    `ends`: its last lines, the last one first."""
     written = (line for line in ends if line.strip() and not line.startswith("wandb:"))
     for number, line in enumerate(islice(written, _LAST)):
         if ended_well([line]) or (number == 0 and _CLOSING.search(line)):
@@ -126,8 +126,8 @@ def closes(ends: Iterable[str]) -> bool:
 
 
 def stops_short(ends: Iterable[str]) -> tuple[int, int] | None:
-    """The step at which a log breaks off, and the number of all; None: at none, or the next one to be printed
-    would be beyond the last. `ends`: its lines, the last one first."""
+    """Return the step at which a log breaks off, and the number of all; None: at none, or the next one to be
+    printed would be beyond the last. `ends`: its lines, the last one first."""
     after: list[str] = []
     steps: list[int] = []
     total = 0
@@ -153,18 +153,19 @@ def stops_short(ends: Iterable[str]) -> tuple[int, int] | None:
 
 
 def seems_done(lines: Iterable[str]) -> bool:
-    """Whether one of these lines speaks of a good end, as scripts do also when a program of theirs failed."""
+    """Return whether one of these lines mentions a good end, as scripts do also when one of their programs
+    failed."""
     return any(_SOFTLY.search(line) for line in lines)
 
 
 def goes_on(lines: Iterable[str]) -> bool:
-    """Whether some of these lines tell of work that was done, and of no failure."""
+    """Return whether some of these lines report work that was done, and no failure."""
     return sum(bool(_WORK.search(line)) and not _OTHER.search(line) for line in lines) >= _FEW
 
 
 def works_on(lines: Sequence[str]) -> bool:
-    """Whether lines of one kind come again and again with higher numbers, as of a program at work. `lines`:
-    the earliest first."""
+    """Return whether lines of one kind repeat with higher numbers, as of a program at work. `lines`: the
+    earliest first."""
     last: dict[str, tuple[float, ...]] = {}
     grown: dict[str, int] = {}
     for line in lines:

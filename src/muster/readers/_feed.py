@@ -1,4 +1,4 @@
-"""What every reader of a file is given: its lines, sifted by the words that stand in them. Pure."""
+"""Feed a file's lines to its readers, sifted by the words in them. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _OTHERS = (
 
 @functools.cache
 def _readers() -> tuple[tuple[tuple[str, ...], Made], ...]:
-    """(hints, reader) of every format, by name."""
+    """Return (hints, reader) of every format, by name."""
     readers = []
     for name in sorted(plugin_names(PACKAGE)):
         try:
@@ -67,13 +67,14 @@ def _readers() -> tuple[tuple[tuple[str, ...], Made], ...]:
 
 @functools.cache
 def _sieve() -> KeywordFilter:
-    """For the frame (FOR_FACTS, FOR_SIGNS), then for each reader that does not want every line."""
+    """Return a filter for the frame (FOR_FACTS, FOR_SIGNS), then for each reader that does not want every
+    line."""
     some = [hints for hints, _ in _readers() if "" not in hints]
     return KeywordFilter([FRAME_HINTS, SIGN_HINTS, *some])
 
 
 class LineFeed:
-    """Readers of one job, and what they are given."""
+    """The readers of one job, and their lines."""
 
     def __init__(self, frame: Frame | None = None, *, brief: bool = False) -> None:
         self.brief = brief
@@ -83,20 +84,20 @@ class LineFeed:
         self.made = [(hints, make(self.frame)) for hints, make in _readers()]
 
     def again(self) -> LineFeed:
-        """For another job of the same file."""
+        """Return a feed for another job of the same file."""
         return LineFeed(Frame(self.frame.later, self.frame.user), brief=self.brief)
 
     def readings(self) -> list[Reading]:
-        """What was found."""
+        """Return all readings."""
         return [reading for _, reader in self.made for reading in reader.readings()]
 
     def faults(self) -> list[str]:
-        """Why readers of third parties were left out."""
+        """Return why readers of third parties were left out."""
         made = (reader for _, reader in self.made if isinstance(reader, GuardedReader))
         return [f"{reader.fault}: it is left out" for reader in made if reader.fault]
 
     def take(self, blocks: Iterator[Sequence[str]]) -> Iterator[Sequence[str]] | None:
-        """Every line that says something to the frame, and to the readers that want it. -> what is left,
+        """Give every line of interest to the frame, and to the readers that want it. Return what is left,
         where another job begins."""
         frame, sieve = self.frame, _sieve()
         whole = [reader for hints, reader in self.made if "" in hints]
@@ -161,12 +162,12 @@ class LineFeed:
             self.frame.finish()
 
     def backwards(self) -> Iterator[str]:
-        """The job's last lines, the last one first."""
+        """Yield the job's last lines, the last one first."""
         return (line for block in reversed(self.ends) for line in reversed(block))
 
     def raised(self) -> Sign | None:
-        """The exception that ended the job by a name that the sieve does not know; None: there is none, or a
-        line says more."""
+        """Return the exception that ended the job, of a name that the sieve does not know; None: there is
+        none, or a line is more specific."""
         signs = self.frame.signs
         best = signs.decisive()
         if not signs.raising or (best and best.weight not in ("symptom", "exit")):
@@ -175,14 +176,15 @@ class LineFeed:
 
 
 def _cut(block: Sequence[str], place: int) -> tuple[Sequence[str], Sequence[str]]:
-    """A block's lines before and from a place."""
+    """Return a block's lines before and from an index."""
     if isinstance(block, Lines):
         return block.until(place), block.since(place)
     return block[:place], block[place:]
 
 
 def _thinned(sieved: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-    """Without most of the lines that tell only of progress: how often it was marked counts for nothing."""
+    """Return the lines without most of those that only show progress: how often it was marked does not
+    matter."""
     signs = [number for number, (_, telling, _) in enumerate(sieved) if telling & FOR_SIGNS]
     if len(sieved) < len(signs) + ENOUGH:
         return list(sieved)
@@ -195,7 +197,7 @@ def _thinned(sieved: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str
 
 
 def _feed_whole(readers: Sequence[LineReader], lines: Sequence[str]) -> list[LineReader]:
-    """Give readers of every line these; -> those that want more."""
+    """Give these lines to readers of every line. Return those that want more."""
     for reader in readers:
         for line in lines:
             if reader.closed:
@@ -205,7 +207,7 @@ def _feed_whole(readers: Sequence[LineReader], lines: Sequence[str]) -> list[Lin
 
 
 def sign_of(blocks: Iterable[Sequence[str]]) -> Sign | None:
-    """The line that explains most how the last job of a log ended; None: no line says so. `blocks`: its
+    """Return the line that explains most how the last job of a log ended; None: there is none. `blocks`: its
     lines, some at a time, read once."""
     feed = LineFeed()
     rest = feed.take(iter(blocks))
@@ -220,8 +222,8 @@ def sign_of(blocks: Iterable[Sequence[str]]) -> Sign | None:
 
 
 def guarded_reader(name: str, module: ModuleType) -> tuple[tuple[str, ...], Made]:
-    """(hints, what makes its reader of a file). Raises BrokenPluginError where a third party's HINTS are no
-    texts."""
+    """Return hints and a function that makes the reader of a file. Raises BrokenPluginError where a third
+    party's HINTS are no texts."""
     if package_of(PACKAGE, name) is None:
         return module.HINTS, module.Reader
     if not fits(module.HINTS, tuple[str, ...]):
@@ -230,7 +232,7 @@ def guarded_reader(name: str, module: ModuleType) -> tuple[tuple[str, ...], Made
 
 
 def _is_sound(reading: Reading) -> bool:
-    """Whether each field is of its type, and each number finite."""
+    """Return whether each field is of its type, and each number finite."""
     values = [(getattr(reading, name), kind) for name, kind in get_type_hints(Reading).items()]
     return all(fits(value, kind) for value, kind in values) and all(
         math.isfinite(value) for value, _ in values if isinstance(value, float)
@@ -256,7 +258,7 @@ class GuardedReader:
             self._guarded(lambda: self.reader.line(text))
 
     def readings(self) -> list[Reading]:
-        """What it found, if that is what a reader finds."""
+        """Return its readings, if they are of the right type."""
         answer = self._guarded(lambda: self.reader.readings()) if self.reader is not None else None
         if answer is not None and not (fits(answer, list[Reading]) and all(map(_is_sound, answer))):
             what = f"readings answers {answer!r:.60}, no list of sound Readings"
@@ -265,7 +267,7 @@ class GuardedReader:
         return list(answer or ())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuardedReader:
-        """A copy that is asked for readings while the reader goes on."""
+        """Return a copy that is asked for readings while the reader goes on."""
         other = copy.copy(self)
         other.reader = self._guarded(lambda: copy.deepcopy(self.reader, memo))
         return other
@@ -289,7 +291,7 @@ class GuardedReader:
 
 
 class LinePlace(NamedTuple):
-    """A line, as a place in a block of lines. `before`: the block before that."""
+    """A line, by its index in a block of lines. `before`: the block before that."""
 
     block: Sequence[str]
     place: int
@@ -297,18 +299,18 @@ class LinePlace(NamedTuple):
 
     @property
     def number(self) -> int | None:
-        """Of the line, from 1; None: what it was read from does not count them."""
+        """The number of the line, from 1; None: its source does not count lines."""
         return self.block.number(self.place) if isinstance(self.block, Lines) else None
 
     @property
     def rank(self) -> int | None:
-        """Whose line it is, where it says so."""
+        """The rank that wrote the line, where it is named."""
         match = _RANK.match(_sent(self.block[self.place])[1])
         return next((int(group) for group in match.groups() if group), None) if match else None
 
     @property
     def local_rank(self) -> int | None:
-        """Whose line it is among the ranks of its host, where only that is said."""
+        """The local rank that wrote the line, where only that is named."""
         match = _LOCAL.match(_sent(self.block[self.place])[1])
         return int(match[1]) if match else None
 
@@ -343,7 +345,7 @@ class LinePlace(NamedTuple):
         return self.block[self.place + 1 : self.place + 1 + _FEW]
 
     def _frames(self) -> list[re.Match[str]]:
-        """Of the traceback that ends here, the innermost first."""
+        """Return the frames of the traceback that ends here, the innermost first."""
         frames = []
         prefix = _prefix(self.block[self.place])
         for line in self._back():
@@ -356,7 +358,7 @@ class LinePlace(NamedTuple):
         return frames
 
     def _back(self) -> Iterator[str]:
-        """This line and those before it, the last one first."""
+        """Yield this line and those before it, the last one first."""
         here = (self.block[each] for each in range(self.place, -1, -1))
         return islice(chain(here, reversed(self.before)), _BACK)
 
@@ -386,7 +388,7 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
 
 
 def _sent(line: str) -> tuple[str, str]:
-    """Whose line it is, by what kubectl, Ray or syslog put before it; and what is left."""
+    """Return the sender of a line, by the prefix of kubectl, Ray or syslog; and the rest."""
     text = uncoloured(line)
     match = SENDER.match(text)
     return (" ".join(filter(None, match.groups())), text[match.end() :]) if match else ("", text)
@@ -411,15 +413,16 @@ _EACH = 64  # bytes that remembering one takes besides
 
 
 def _with_any(words: Iterable[str]) -> Callable[[list[str]], list[str]]:
-    """Picks the lines that have one of the words. Pydantic's regular expressions, which are Rust's, look for
-    two hundred words as fast as for one; Python's, and a search for each, take twenty times as long."""
+    """Return a function that picks the lines with one of the words. Pydantic's regular expressions, which are
+    Rust's, look for two hundred words as fast as for one; Python's, and a search for each, take twenty times
+    as long."""
     pattern = "|".join(map(re.escape, words))
     return TypeAdapter(list[OnErrorOmit[Annotated[str, StringConstraints(pattern=pattern)]]]).validate_python
 
 
 class KeywordFilter:
-    """For each of some groups of words (group n has bit n): which lines may have one of them. An empty word
-    is in every line. It remembers, so one is to be kept for all files."""
+    """Tells which lines may have a word of which group (group n has bit n). An empty word is in every line.
+    It caches, so one is to be kept for all files."""
 
     def __init__(self, groups: Sequence[Sequence[str]]) -> None:
         bare = [{_shapes([word])[0] for word in words} for words in groups]
@@ -430,8 +433,8 @@ class KeywordFilter:
         self._size = 0
 
     def telling(self, lines: Sequence[str]) -> list[tuple[int, int, str]]:
-        """(place, bits, shape) of the lines that may have a word of any group. No line has a line's end in
-        it."""
+        """Return (index, bits, shape) of the lines that may have a word of any group. No line has a line end
+        in it."""
         shapes = _shapes(lines)
         if new := list(set(shapes).difference(self._known)):
             if self._size > _MOST:
@@ -451,5 +454,5 @@ class KeywordFilter:
 
 
 def _shapes(lines: Iterable[str]) -> list[str]:
-    """Lines without their digits."""
+    """Return lines without their digits."""
     return "\n".join(lines).encode("utf-8", "replace").translate(None, _DIGITS).decode().split("\n")

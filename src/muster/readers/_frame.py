@@ -1,4 +1,5 @@
-"""What logs of all formats share: whose line it is, the hosts, the command, the batch, how it went. Pure."""
+"""What logs of all formats share: the sender of a line, the hosts, the command, the batch, how it went. Pure.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ _WORLD = re.compile(
     rf"(?<!\w)(?:dist_|distributed_)?world[_ ]size['\"]?\s*(?:\.{{2,}}|[=:])\s*({FIGURE})(?!\w)"
 )
 _STAMP = re.compile(
-    r"(?:(\d{4})[-/](\d\d)[-/](\d\d)|(?<!\d)(\d\d)/(\d\d)/(\d{4}))[ T_,](\d\d):(\d\d):(\d\d)(?:[,.](\d{1,6}))?"
+    r"(?:(\d{4})[-/](\d\d)[-/](\d\d)|(?<!\d)(\d\d)/(\d\d)/(\d{4}))"
+    r"[ T_,](\d\d):(\d\d):(\d\d)(?:[,.](\d{1,6}))?"
 )
 # A process of the job begins anew where an earlier one was: torchrun, and whoever loads a checkpoint.
 _ANEW = re.compile(
@@ -80,7 +82,7 @@ FOR_FACTS, FOR_SIGNS, FOR_READERS = 1, 2, 2
 
 
 class Frame:
-    """A file's lines, one after the other. `line` gives each without the prefix of who wrote it."""
+    """A file's lines, one after the other. `line` returns each without the prefix of its sender."""
 
     def __init__(self, slots: Mapping[str, int | None] | None = None, user: UserFormat | None = None) -> None:
         self.user = user or UserFormat()
@@ -106,8 +108,8 @@ class Frame:
         self.signs = Signs()
 
     def line(self, raw: str, telling: int = FOR_FACTS | FOR_SIGNS, shape: str = "") -> str:
-        """Read a line, and give it without prefix and colours. `telling`: whom its words may concern;
-        `shape`: the line without its digits."""
+        """Read a line, and return it without prefix and colours. `telling`: the groups whose words it may
+        have; `shape`: the line without its digits."""
         text = raw
         if "\x1b" in raw:
             text, telling = _COLOUR.sub("", raw), FOR_FACTS | FOR_SIGNS  # a colour within a word hides it
@@ -133,7 +135,7 @@ class Frame:
         return text
 
     def _is_pdsh(self, head: str, text: str) -> bool:
-        """Whether a line begins with the name of a host that no hostfile names, as pdsh puts it there."""
+        """Return whether a line begins with the name of a host that no hostfile names, in pdsh's form."""
         if head in self.prefixed:
             return True
         if self.slots or len(self.prefixed) >= MOST_HOSTS or not _PDSH.match(text):
@@ -145,8 +147,8 @@ class Frame:
         return True
 
     def _learn(self, prefix: str) -> None:
-        """What stands before a traceback, as kubectl, Ray, pdsh, compose or journald put it before every line
-        of a program, with any numbers in place of its own."""
+        """Learn the prefix of a traceback, which kubectl, Ray, pdsh, compose or journald puts before every
+        line of a program, with any numbers in place of its own."""
         if prefix == "  traceback : ":  # torchrun's account of a process
             return
         logger = prefix[: prefix.rfind("] ") + 2]  # words of the program may stand behind its own
@@ -160,7 +162,7 @@ class Frame:
         return next((text[match.end() :] for match in matches if match), text)
 
     def bare(self, raw: str) -> str:
-        """Return a line without colours and the prefixes of who wrote it, as far as they are learned."""
+        """Return a line without colours and the prefixes of its sender, as far as they are learned."""
         text = uncoloured(raw)
         text = text[label.end() :] if (label := _LABEL.match(text)) else text
         head, colon, rest = text.partition(": ")
@@ -168,8 +170,8 @@ class Frame:
         return self._without_prefix(text)
 
     def another(self, text: str) -> bool:
-        """Whether a line begins another job: this one ran, and a launcher or Slurm names other hosts, or
-        another training. An attempt at the same goes on."""
+        """Return whether a line begins another job: this one ran, and a launcher or Slurm names other hosts,
+        or another training. Another attempt at the same training is the same job."""
         if not (self.steps or self.left or self.signs.decisive()):
             return False
         hosts: Collection[str] = ()
@@ -189,14 +191,14 @@ class Frame:
         )
 
     def progress(self, step: int) -> None:
-        """A reader has seen that the job does its work."""
+        """Record that a reader has seen the job work."""
         if step < self.steps:
             self.signs.restart()
         self.steps = step
         self.signs.progress()
 
     def finish(self) -> None:
-        """A reader has seen that the training is over."""
+        """Record that a reader has seen the training's end."""
         self.signs.finish()
 
     @property
@@ -220,7 +222,7 @@ class Frame:
 
     @property
     def begun(self) -> bool:
-        """Whether this is the log of a job at all, whatever became of it."""
+        """Whether this is the log of a job at all, however it ended."""
         return bool(self.launched or self.spawned or self.recipe or self.steps)
 
     def _facts(self, text: str) -> None:
@@ -259,7 +261,7 @@ class Frame:
             self.runner = self.recipe
 
     def _world(self, hosts: dict[str, int]) -> None:
-        """What DeepSpeed's launcher says; without a hostfile its one host is localhost."""
+        """Take the hosts of DeepSpeed's launcher; without a hostfile its one host is localhost."""
         if hosts:
             self.launched, self.nodes, self.most = True, len(hosts), sum(hosts.values())
             if not set(hosts) & set(_LOCAL):
@@ -285,7 +287,8 @@ class Frame:
 
 
 def described(command: list[str]) -> tuple[str, str]:
-    """What a training command trains, for people; and the command without what differs from job to job."""
+    """Return what a training command trains, for people; and the command without what differs from job to
+    job."""
     start = next(
         (n for n, word in enumerate(command) if word.endswith(".py") or command[max(0, n - 1)] == "-m"), 0
     )
@@ -309,8 +312,8 @@ def described(command: list[str]) -> tuple[str, str]:
 
 
 def training_of(command: str) -> list[str]:
-    """The words of the training within the command that DeepSpeed's runner prints, without what starts it
-    on the hosts."""
+    """Return the words of the training within the command that DeepSpeed's runner prints, without those that
+    start it on the hosts."""
     _, launcher, rest = command.partition(_LAUNCHER)
     text = rest or command
     try:
@@ -323,13 +326,12 @@ def training_of(command: str) -> list[str]:
 
 
 def uncoloured(text: str) -> str:
-    """Without a terminal's colours."""
+    """Return a text without a terminal's colours."""
     return _COLOUR.sub("", text) if "\x1b" in text else text
 
 
 def stamp(text: str) -> float | None:
-    """Seconds of the first time of day with its date in a line, on the clock of who wrote it; None: there is
-    none."""
+    """Return the seconds of the first date and time in a line, by its writer's clock; None: there is none."""
     dated = ":" in text and ("-" in text or "/" in text)  # these two searches are faster than the pattern's
     match = _STAMP.search(text) if dated else None
     if match is None:
@@ -347,7 +349,8 @@ def stamp(text: str) -> float | None:
 
 
 def moment(text: str) -> float | None:
-    """Seconds of a time: a number of them, an ISO 8601 date and time, or a time of day; None: it is none."""
+    """Return the seconds of a time: a number of them, an ISO 8601 date and time, or a time of day; None: it
+    is none."""
     if (value := number(text)) is not None:
         return value
     text = text.replace(",", ".").removesuffix("Z")
@@ -359,12 +362,13 @@ def moment(text: str) -> float | None:
 
 
 def own_stamp(text: str) -> float | None:
-    """The same, where it is the line's own: near its beginning."""
+    """Return the same, where it is the line's own: near its beginning."""
     return stamp(text[:OWN])
 
 
 def _world_of(text: str) -> dict[str, int]:
-    """Host -> its ranks, of DeepSpeed's {host: [local ranks]} in a line; empty: there are none."""
+    """Return the ranks of each host, from DeepSpeed's {host: [local ranks]} in a line; empty: there are none.
+    """
     match = _WORLD_INFO.search(text)
     info = _decoded(match[1]) if match else _literal(text.partition("DICT:")[2])
     if not isinstance(info, Mapping) or len(info) > MOST_HOSTS:
@@ -374,7 +378,7 @@ def _world_of(text: str) -> dict[str, int]:
 
 
 def _nodes_of(text: str) -> list[str]:
-    """The hosts of a folded list; empty: it is none."""
+    """Return the hosts of a folded list; empty: it is none."""
     try:
         return [host.label for host in parse_hosts(text.strip("'\"")).hosts]
     except UsageError:

@@ -49,7 +49,7 @@ GOES_ON = "Trainer was signaled to stop but the required "  # as Lightning says 
 
 @dataclass(frozen=True)
 class LineFormat:
-    """How a tool writes its steps."""
+    """The form in which a tool writes its steps."""
 
     name: str
     hints: tuple[str, ...]  # one of these is in every line that says something
@@ -68,13 +68,13 @@ class LineFormat:
 
     @cached_property
     def words(self) -> tuple[str, ...]:
-        """A line without any of them says nothing."""
+        """Words of which a line has to have one."""
         return (*self.hints, *self.stops, *self.ends)
 
 
 @dataclass
 class _Step:
-    """What was said of a step."""
+    """The figures of a step."""
 
     number: int
     stamp: float | None
@@ -84,7 +84,7 @@ class _Step:
 
 
 class Steps:
-    """The steps of one job, of which one rank is listened to."""
+    """The steps of one job, from the lines of one rank."""
 
     def __init__(self, form: LineFormat, frame: Frame) -> None:
         self.form = form
@@ -127,7 +127,7 @@ class Steps:
         self.ended = False
 
     def line(self, text: str) -> None:
-        """A line with one of the format's words."""
+        """Read a line with one of the format's words."""
         if any(word in text for word in self.form.stops):
             self._flush()  # what an evaluation tells is not of the step
             self.interrupted = True
@@ -149,8 +149,8 @@ class Steps:
                 self.learn(match.groupdict())
 
     def begin(self, groups: Dict[str, str | None], at: float | None) -> None:
-        """A step; `at`: its time stamp. One that an earlier line was of as well is another rank's, or of a
-        later attempt."""
+        """Begin a step; `at`: its time stamp. A second line of the same step is another rank's, or of a later
+        attempt."""
         rank, step_number = groups.get("rank"), number(groups.get("step"))
         self.rank = self.rank or rank
         self.other = rank not in (None, self.rank)
@@ -194,15 +194,15 @@ class Steps:
         self.frame.progress(step)
 
     def _began_anew(self, at: float | None) -> bool:
-        """Whether a line is of a later attempt, and not of another rank, which ends a step when all do: it
-        comes later than the next step would have."""
+        """Return whether a line is of a later attempt, and not of another rank, which ends a step when all
+        do: it comes later than the next step would have."""
         first, last = self.stamps if len(self.stamps) == 2 else (None, None)
         if self.clocks or at is None or first is None or last is None:
             return False
         return at - last > max(last - first, _SLACK)
 
     def learn(self, groups: Dict[str, str | None]) -> None:
-        """Figures of the step, or of the whole job."""
+        """Take figures of the step, or of the whole job."""
         figures = {
             name: value
             for name, text in groups.items()
@@ -225,7 +225,7 @@ class Steps:
             self.now.told |= figures
 
     def readings(self) -> list[Reading]:
-        """One, where a step was seen."""
+        """Return one reading, where there was a step."""
         self._flush()
         if self.last is None or self.final is None:
             return []
@@ -269,9 +269,9 @@ class Steps:
         ]
 
     def _walled(self) -> Series | None:
-        """The windows by time stamps, where these have more or less in them than the tool's own times and
-        they are exact enough to tell; None: they agree, or there are none. Steps that several ranks print do
-        not take less time than each of them says."""
+        """Return the windows by time stamps, where these contain more or less than the tool's own times and
+        they are exact enough; None: they agree, or there are none. Steps that several ranks print do not take
+        less time than each of them states."""
         self._close_wall()
         walled, own = self.walled.measured(), self.series.measured()
         if walled is None or own is None or not self.timed or self.unit == "tokens":
@@ -283,13 +283,13 @@ class Steps:
         return self.walled if enough and apart and not several else None
 
     def _cut(self) -> bool:
-        """Whether a line of a later step is missing. Lines come every so many steps, the last one need not be
-        of the last step."""
+        """Return whether a line of a later step is missing. Lines come every so many steps, so the last one
+        need not be of the last step."""
         every = self.recent[-1] - self.recent[0] if len(self.recent) > 1 else 1
         return max(self.left, self.total - self.recent[-1] if self.total else 0) >= max(1, every)
 
     def _flush(self) -> None:
-        """The step is complete: the next one begins, or there is none."""
+        """Complete the step: the next one begins, or there is none."""
         last, now, self.now = self.last, self.now, None
         if now is None:
             return
@@ -327,7 +327,7 @@ class Steps:
         self.last, now.interrupted = now, False
 
     def _window(self, last: _Step, now: _Step, steps: int, lost: int) -> LogWindow | None:
-        """From one step to another."""
+        """Return the window from one step to another."""
         figures = now.told
         if (since := _since(last, now, "samples")) is not None:  # includes steps that were not used
             figures["batch"] = since / steps
@@ -364,8 +364,8 @@ class Steps:
         return self._add(unit, True, LogWindow(steps, lost, done, seconds, tokens, interrupted))
 
     def _add_walled(self, last: _Step, now: _Step, lost: int, interrupted: bool) -> None:
-        """Steps by their stamps. Whole seconds are told from many steps together: single ones seem to take
-        none, or one more."""
+        """Add steps by their stamps. Whole seconds are measured over many steps together: single ones seem to
+        take none, or one more."""
         if last.stamp is None or now.stamp is None or now.stamp < last.stamp:
             return
         gap = now.number - last.number
@@ -386,13 +386,13 @@ class Steps:
             self.wall = None
 
     def _add(self, unit: Unit, timed: bool, window: LogWindow) -> LogWindow | None:
-        """A series is of one kind: that of its first window."""
+        """Add a window to a series of its kind, which is that of the first window."""
         if self.unit is None:
             self.unit, self.timed = unit, timed
         return window if (unit, timed) == (self.unit, self.timed) else None
 
     def _seconds(self, last: _Step, now: _Step, steps: int) -> float | None:
-        """As the tool measured it, or between two time stamps."""
+        """Return the seconds as the tool measured them, or between two time stamps."""
         if "seconds" in now.told:
             return steps * now.told["seconds"]
         if "elapsed" in now.told and "elapsed" in last.told:
@@ -420,7 +420,7 @@ class PlacedSteps:
         self.common: dict[str, str] = {}  # what was told before any step
 
     def begin(self, groups: Dict[str, str], at: float | None) -> None:
-        """A line or row."""
+        """Take a line or row."""
         place = groups.get("job", "").strip(), groups.get("host", "").strip()
         if place not in self.places and len(self.places) < _MOST_PLACES:
             self.places[place] = Steps(self.form, self.frame)
@@ -430,15 +430,15 @@ class PlacedSteps:
             self.last.begin(groups, at)
 
     def learn(self, groups: Dict[str, str]) -> None:
-        """Figures of the last step; before the first one, of every job and host."""
+        """Take figures of the last step; before the first one, of every job and host."""
         if self.last is None:
             self.common |= groups
         else:
             self.last.learn(groups)
 
     def readings(self) -> list[Reading]:
-        """One for each job, on all its hosts and at the pace of the slowest; where no job is named, one for
-        each host."""
+        """Return a reading for each job, on all its hosts and at the pace of the slowest; where no job is
+        named, one for each host."""
         jobs: dict[str, dict[str, Reading]] = {}
         for (job, host), steps in self.places.items():
             for reading in steps.readings():
@@ -462,7 +462,7 @@ def _pace(reading: Reading) -> float:
 
 
 def _first_of(first: _Step, second: int) -> int:
-    """How many steps an attempt had made at its first line, by the second one's number."""
+    """Return how many steps an attempt had made at its first line, by the second one's number."""
     every = second - first.number
     if second % (every + 1) == 0 and (every + 1) % 5 == 0:  # 501, 510, 520: the first one is always printed
         return 1
@@ -473,20 +473,20 @@ def _first_of(first: _Step, second: int) -> int:
 
 
 def _since(last: _Step, now: _Step, name: str) -> float | None:
-    """How much was added to what both have told so far."""
+    """Return how much was added to a running total."""
     if name not in now.told or name not in last.told or now.told[name] < last.told[name]:
         return None
     return now.told[name] - last.told[name]
 
 
 def _whole(only: _Step, batch: float | None) -> float | None:
-    """The rate since a clock began, of the one line that shows it."""
+    """Return the rate since a clock began, from the only line that shows it."""
     seconds = only.clock[0] if only.clock else 0.0
     return only.told.get("step", 0.0) * (batch or 1.0) / seconds if seconds else None
 
 
 def _clock(groups: Dict[str, str | None]) -> tuple[float, float] | None:
-    """Seconds that a clock of whole ones shows, as exactly as the mean pace since it began tells them."""
+    """Return the seconds of a clock of whole ones, as exactly as the mean pace since it began gives them."""
     clock, pace = groups.get("clock"), groups.get("pace")
     if not clock:
         return None

@@ -1,4 +1,4 @@
-"""The lines of a job that runs -> its steps, loss and speed, as soon as any reader knows them."""
+"""From the lines of a running job to its steps, loss and speed, as soon as any reader finds them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Live:
 
     @property
     def steps(self) -> int:
-        """The last step that a line told; 0: none yet."""
+        """The last step in a line; 0: none yet."""
         return self.feed.frame.steps
 
     def lines(self, lines: Sequence[str]) -> None:
-        """The next ones, without their ends."""
+        """Read the next lines, without their ends."""
         self.feed.frame.arrived = time.time()
         rest = self.feed.take(iter([lines]))
         while rest is not None:  # another training begins in the same output
@@ -35,8 +35,8 @@ class Live:
             rest = self.feed.take(rest)
 
     def seen(self, now: float) -> Progress | None:
-        """How far the job is by now, and its speed without the warm-up; where nothing is timed, what the tool
-        itself says at its end. None: no line told a step. Asking changes nothing."""
+        """Return the job's progress, and its speed without the warm-up; where nothing is timed, the tool's
+        own figure at its end. None: no line has a step. Asking changes nothing."""
         if not self.steps:
             return None
         best_first = ranked([each for each in copy.deepcopy(self.feed).readings() if each.steps])

@@ -1,4 +1,4 @@
-"""What the path of a log tells: its hosts, its rank, and which other files are of the same job. Pure."""
+"""What the path of a log contains: its hosts, its rank, and which other files are of the same job. Pure."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class LogPlace(NamedTuple):
 
 
 def place_of(path: str) -> LogPlace:
-    """Which job a file is of: `a/node07.rank3.log`, `a/attempt_0/3/stdout.log` without the 3."""
+    """Return which job a file is of: `a/node07.rank3.log`, `a/attempt_0/3/stdout.log` without the 3."""
     parts = list(PurePosixPath(path).parts)
     rank: int | None = None
     for number, part in enumerate(parts[:-1]):
@@ -99,9 +99,10 @@ def place_of(path: str) -> LogPlace:
 
 
 def hosts_of_path(path: str) -> tuple[tuple[str, ...], str]:
-    """The host that a path seems to name, and by what of it: `node07.rank0.log`, `node07/0/stdout.log`; or
-    several: `node[01-02].log`, `node01_node02.log`. One that says so comes first (`host-1/sft2/`), then the
-    nearest. Nothing where it names jobs and settings alone."""
+    """Return the host that a path seems to name, and the part that names it: `node07.rank0.log`,
+    `node07/0/stdout.log`; or several: `node[01-02].log`, `node01_node02.log`. A part that is recognisably a
+    host's name comes first (`host-1/sft2/`), then the nearest. None where it names jobs and settings alone.
+    """
     found = []
     for number, part in enumerate(reversed(PurePosixPath(_DRAWN.sub("*", path)).parts)):
         hosts = () if _ARCHIVE.search(part) else _hosts_of_name(part.partition("#")[0])
@@ -124,7 +125,7 @@ def _hosts_of_name(name: str) -> tuple[str, ...]:
 
 
 def _host_of(part: str) -> str:
-    """The host in a part of a name; nothing: there is none."""
+    """Return the host in a part of a name; empty: there is none."""
     while (shorter := _BEFORE.sub("", _AFTER.sub("", part), count=1)) != part:
         part = shorter
     if not _HOST.fullmatch(part) or not re.search(r"\d", part) or _RANDOM.fullmatch(part):
@@ -136,27 +137,29 @@ def _host_of(part: str) -> str:
 
 
 def is_host(name: str) -> bool:
-    """Whether a word can be a host's name, and is none of a job, a rank or a setting with its number."""
+    """Return whether a word can be a host's name, and is no job, rank or setting with its number."""
     return bool(_host_of(name.partition(".")[0]))
 
 
 def is_node(name: str) -> bool:
-    """Whether a name says that it is a host's: node07, gpu-a-gpu12."""
+    """Return whether a name is recognisably a host's: node07, gpu-a-gpu12."""
     return _NODE.search(name) is not None
 
 
 def is_slurm(path: str) -> bool:
-    """Whether a path has the number of a Slurm job."""
+    """Return whether a path has the number of a Slurm job."""
     return _SLURM.search(path) is not None
 
 
 def folder_of(path: str, hosts: Sequence[str]) -> str:
-    """The folder of a log, with a star for hosts and for what only counts: what logs of one kind share."""
+    """Return the folder of a log, with a star for hosts and for what only counts: what logs of one kind
+    share."""
     return "/".join(alike_parts(path, hosts)[:-1])
 
 
 def alike_parts(path: str, hosts: Sequence[str]) -> list[str]:
-    """The parts of a path without rank and stream, with a star for hosts, numbers, and words that count."""
+    """Return the parts of a path without rank and stream, with a star for hosts, numbers, and words that
+    count."""
     names = {name for host in hosts for name in (host, host.partition(".")[0]) if not name.isdecimal()}
     own = [
         re.compile(rf"(?<![A-Za-z0-9]){re.escape(each)}(?![A-Za-z0-9])") for each in sorted(names, key=len)

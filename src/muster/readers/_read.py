@@ -1,4 +1,4 @@
-"""A file's lines -> the jobs that it tells of. Pure: whoever opens the file gives its lines."""
+"""From a file's lines to the jobs in it. Pure: the caller opens the file and gives its lines."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def read_blocks(
     *,
     brief: bool = False,
 ) -> list[JobLog]:
-    """The jobs of a file; one that nobody can read is a job whose outcome is `unreadable`.
+    """Return the jobs of a file; one that no reader can read is a job whose outcome is `unreadable`.
 
     `blocks`: its lines, some at a time; they may raise BrokenFile. `path`: as it is shown, and from which
-    hosts are told where the log does not name them; `named`: how, with groups of PLACES; `brief`: only how
-    the jobs ended counts. Raises nothing for whatever the lines say.
+    hosts are taken where the log does not name them; `named`: an expression for that, with groups of PLACES;
+    `brief`: only how the jobs ended counts. Raises nothing, whatever the lines contain.
     """
     whole = _Whole(blocks)
     rest: Iterator[Sequence[str]] | None = iter(whole)
@@ -94,7 +94,7 @@ def read_blocks(
 
 
 def _unread(path: str, feed: LineFeed, whole: _Whole) -> JobLog:
-    """The job of a log that no reader knows: one that failed, or nobody knows."""
+    """Return the job of a log that no reader knows: one that failed, or whose end is not known."""
     frame = feed.frame
     decisive, last = frame.signs.decisive(), frame.signs.last
     recent = decisive and any(last in uncoloured(line) for line in islice(feed.backwards(), RECENT))
@@ -113,14 +113,14 @@ def _unread(path: str, feed: LineFeed, whole: _Whole) -> JobLog:
 
 
 def _late(feed: LineFeed) -> EndOfLog | None:
-    """What the program failed by when its training had ended well; None: nothing, or it went on."""
+    """Return what the program failed by after its training had ended well; None: nothing, or it went on."""
     sign = feed.frame.signs.after_the_end() if feed.frame.signs.traceback else None
     why = _why(feed, sign) if sign else None
     return why if why and why.onward == "no" and why.quiet is not None and why.quiet <= NEAR else None
 
 
 def _earlier(feed: LineFeed) -> EndOfLog | None:
-    """What ended runs before one that ended well; None: nothing."""
+    """Return what ended runs before one that ended well; None: nothing."""
     before = tuple(replace(each, text=shortened(each.text)) for each in feed.frame.signs.before)
     return (
         EndOfLog(signs=(), alike=0, echoes=0, program=True, quiet=None, last=(), before=before)
@@ -130,8 +130,8 @@ def _earlier(feed: LineFeed) -> EndOfLog | None:
 
 
 def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfLog:
-    """What is left to explain an end by, when all lines of a job have been read. `formatted`: a format tells
-    its steps."""
+    """Return what is left to explain an end by, when all lines of a job have been read. `formatted`: its
+    steps are in a known format."""
     frame, signs, ends = (
         feed.frame,
         feed.frame.signs,
@@ -184,7 +184,7 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
 
 
 def _may_be_late(ends: Sequence[str], text: str) -> bool:
-    """Whether what stands after an exception that nothing caught may have been printed before it: a program
+    """Return whether what follows an exception that nothing caught may have been printed before it: a program
     that ends writes what is left in its buffer. `ends`: the last lines, the last one first."""
     left = _BUFFER
     for place, line in enumerate(ends):
@@ -199,7 +199,7 @@ def _may_be_late(ends: Sequence[str], text: str) -> bool:
 
 
 def _few(signs: Sequence[Sign]) -> Iterator[Sign]:
-    """The first ones of each shape: what a hundred ranks print hides nothing that is said once."""
+    """Yield the first signs of each shape: what a hundred ranks print hides nothing that is printed once."""
     counts = Counter[str]()
     for sign in signs:
         shape = shape_of(sign.text, sign.host)
@@ -235,7 +235,8 @@ class _Whole:
             self.broken = str(error)
 
     def span(self, last: LineFeed) -> tuple[float, float] | None:
-        """The first and the last time stamp of its lines; None: there are none, or they go backwards."""
+        """Return the first and the last time stamp of its lines; None: there are none, or they go backwards.
+        """
         ended = _stamp_of(last.backwards()) if self.began is not None else None
         return (
             (self.began, ended)
@@ -245,7 +246,7 @@ class _Whole:
 
 
 def _stamp_of(lines: Iterable[str]) -> float | None:
-    """The first time stamp that is a line's own, of not too many."""
+    """Return the first time stamp that is a line's own, of not too many."""
     return next((stamp for line in islice(lines, STAMPED) if (stamp := own_stamp(line)) is not None), None)
 
 
@@ -270,7 +271,7 @@ def _job(
     named: Expression | None,
     raised: Sign | None,
 ) -> JobLog:
-    """One job from all that was found of it, the best measured first."""
+    """Return one job from all its readings, the best measured first."""
     figures = _by_stamps(ranked(readings))
     ordered = [reading for reading, _ in figures]
     best = figures[0][1] if figures else None
@@ -328,7 +329,7 @@ def _job(
 def _doubts(
     best: MeasuredWindows | None, readings: Sequence[Reading], contradicted: float | None
 ) -> Iterator[str]:
-    """What makes a job's rate doubtful, for people."""
+    """Yield what makes a job's rate doubtful, for people."""
     if best is None:
         if any(each.reported is not None for each in readings):
             yield "no step times: the rate is the one that the tool printed, with its warm-up"
@@ -346,7 +347,7 @@ def _doubts(
 
 
 def ranked(readings: Sequence[Reading]) -> list[tuple[Reading, MeasuredWindows | None]]:
-    """Each with what its windows come to, the best measured first."""
+    """Return each reading with its windows' figures, the best measured first."""
     return sorted(
         ((each, _measured(each)) for each in readings), key=lambda each: _worth(*each), reverse=True
     )
@@ -355,8 +356,8 @@ def ranked(readings: Sequence[Reading]) -> list[tuple[Reading, MeasuredWindows |
 def _by_stamps(
     best_first: list[tuple[Reading, MeasuredWindows | None]],
 ) -> list[tuple[Reading, MeasuredWindows | None]]:
-    """The same, where a format times whole steps and stamps of another one tell that as many take longer:
-    these have what is between steps as well, and their samples are those of the first."""
+    """Return the same, where a format times whole steps and stamps of another one show that as many take
+    longer: these include what is between steps as well, and their samples are those of the first."""
     best, figures = best_first[0] if best_first else (None, None)
     if best is None or figures is None or not best.whole or figures.unit != "samples":
         return best_first
@@ -377,7 +378,7 @@ def _by_stamps(
 
 
 def _measured(reading: Reading) -> MeasuredWindows | None:
-    """What a reading's windows come to, in samples where the batch is known."""
+    """Return the figures of a reading's windows, in samples where the batch is known."""
     if reading.series is None:
         return None
     scaled = reading.per_step and reading.batch
@@ -390,8 +391,8 @@ def _measured(reading: Reading) -> MeasuredWindows | None:
 
 
 def _unrounded(figures: MeasuredWindows) -> float | None:
-    """The error of windows between whole seconds without that of rounding: each is off by up to a second (a
-    variance of 1/3), and so are all together: by what one is too long the next is too short."""
+    """Return the error of windows between whole seconds without that of rounding: each is off by up to a
+    second (a variance of 1/3), and so are all together: by what one is too long the next is too short."""
     if figures.error is None:
         return None
     squares, count = (figures.error * figures.seconds) ** 2, figures.windows
@@ -399,8 +400,8 @@ def _unrounded(figures: MeasuredWindows) -> float | None:
 
 
 def contradicting(best_first: Sequence[tuple[Reading, MeasuredWindows | None]]) -> float | None:
-    """What a tool itself says, or another format of the same log counts, where that is more than APART of the
-    measured rate. `best_first`: the best first."""
+    """Return the tool's own figure, or the count of another format of the same log, where that is more than
+    APART of the measured rate. `best_first`: the best first."""
     best = best_first[0][1] if best_first else None
     if best is None:
         return None
@@ -419,7 +420,7 @@ def contradicting(best_first: Sequence[tuple[Reading, MeasuredWindows | None]]) 
 
 
 def _usual(figures: MeasuredWindows) -> float:
-    """Seconds of a usual step, whatever is between some; 0: not known."""
+    """Return the seconds of a usual step, whatever is between some; 0: not known."""
     each = figures.samples / figures.steps
     return statistics.fmean(figures.halves) * each if figures.halves and figures.timed else 0.0
 
@@ -431,7 +432,8 @@ def _worth(reading: Reading, figures: MeasuredWindows | None) -> tuple[bool, boo
 
 
 def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool], raised: Sign | None) -> JobLog:
-    """How it went. A log that simply stops did not succeed, where its format says when a job is over."""
+    """Return the job with how it went. A log that simply stops did not succeed, where its format marks the
+    end of a job."""
     decisive = frame.signs.decisive()
     if frame.signs.broke and decisive is not None:
         return _ended(job, frame, decisive)
@@ -453,7 +455,7 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool], raised: Sign | Non
 
 
 def stopped(job: JobLog) -> JobLog:
-    """Of a log that has no word of its end."""
+    """Return the job of a log that has no word of its end."""
     whole = f"{job.steps} of {job.total} steps" if job.total else counted(job.steps or 0, "step")
     where = f"after {whole}" if job.steps else "before its first step"
     if not job.steps and job.loss is not None:
@@ -473,7 +475,8 @@ def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
 
 
 def _with_hosts(job: JobLog, frame: Frame, named: Expression | None) -> JobLog:
-    """With the hosts that the log names or else its path; a pattern of the user's goes first."""
+    """Return the job with the hosts that the log names or else its path; a pattern of the user's goes first.
+    """
     places = named.search(job.job) if named is not None else {}
     job = replace(job, group=places.get("job", ""))
     if work := places.get("work"):
@@ -491,7 +494,7 @@ def _with_hosts(job: JobLog, frame: Frame, named: Expression | None) -> JobLog:
 
 
 def _unplaced(job: JobLog, frame: Frame) -> str:
-    """Why the hosts that are known may not be those that the job ran on."""
+    """Return why the hosts that are named may not be those that the job ran on."""
     count, ranks = len(set(job.hosts)), frame.ranks or 0
     if not count:
         return NOWHERE
@@ -515,8 +518,8 @@ FEWEST = 2  # jobs that ended well and print a line, and at least half of all th
 
 
 def without_harmless(logs: Sequence[JobLog]) -> list[JobLog]:
-    """Every job by the first of its reasons that most jobs which ended well do not print too. One that has no
-    other is one whose log just stops."""
+    """Return every job with the first of its reasons that most jobs which ended well do not print too. One
+    that has no other is one whose log just stops."""
     well = [log for log in logs if log.outcome.good]
     counts = Counter(shape for log in well for shape in log.shapes)
     harmless = {shape for shape, count in counts.items() if count >= FEWEST and 2 * count >= len(well)}

@@ -1,6 +1,6 @@
-"""What a user says of logs that no reader knows: expressions for lines, and the columns of tables.
+"""A user's description of logs that no reader knows: expressions for lines, and the columns of tables.
 
-Both name the same FIELDS: as groups of an expression, and for columns. _lines.py says what they mean.
+Both name the same FIELDS: as groups of an expression, and for columns. _lines.py defines them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _UNCOMMON = re.compile(r"invalid perl operator: \(\?(?:<?[=!]|P|>|\()|invalid es
 
 @dataclass(frozen=True)
 class Expression:
-    """A user's regular expression. RE2 searches in time that is linear in the text, so none hangs."""
+    """A user's regular expression. RE2 searches in time that is linear in the text, so that none hangs."""
 
     text: str
     groups: tuple[tuple[str, int], ...]  # field -> its number
 
     @classmethod
     def of(cls, text: str, fields: Sequence[str], where: str) -> Expression:
-        """One whose groups are some of these fields. Raises UsageError."""
+        """Return an expression whose groups are some of these fields. Raises UsageError."""
         import re2
 
         try:
@@ -64,7 +64,7 @@ class Expression:
         return cls(text, tuple(groups.items()))
 
     def search(self, text: str) -> dict[str, str]:
-        """The fields that it finds in a text; empty: it does not match, or none of its groups takes part."""
+        """Return the fields in a text; empty: it does not match, or none of its groups takes part."""
         data = text.encode("utf-8", "replace")
         match = _compiled(self.text).search(data)
         if match is None:
@@ -75,7 +75,8 @@ class Expression:
 
 @functools.cache
 def _compiled(text: str) -> Any:
-    """Of bytes: a text is encoded once for a search, and not measured group by group."""
+    """Compile an expression of bytes: a text is encoded once for a search, and not measured group by group.
+    """
     import re2
 
     options = re2.Options()
@@ -92,7 +93,7 @@ class TableLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class UserFormat:
-    """How a user says that logs are read."""
+    """A user's description of a format."""
 
     lines: tuple[Expression, ...] = ()
     columns: tuple[tuple[str, str], ...] = ()  # field, column
@@ -102,7 +103,7 @@ class UserFormat:
     def of(
         cls, lines: Sequence[str] = (), columns: Sequence[str] = (), workload: str = "", where: str = "--line"
     ) -> UserFormat:
-        """Of expressions, and of columns as FIELD=NAME. Raises UsageError."""
+        """Return a format of expressions, and of columns as FIELD=NAME. Raises UsageError."""
         expressions = tuple(Expression.of(each, FIELDS, where) for each in lines)
         groups = [name for each in expressions for name, _ in each.groups]
         if lines and not {*PACES, "step"} & set(groups):
@@ -124,7 +125,7 @@ class UserFormat:
         return self.workload or "one format of the user's"
 
     def lacking(self, header: str) -> str:
-        """Why a table with this first line has nothing that could be read."""
+        """Return why nothing can be read from a table with this first line."""
         if layout_of(header, self.columns) or layout_of(header, LIGHTNING):
             return "has the columns, but no row with values in all of them"
         names = max((cells_of(header, each) for each in _DELIMITERS), key=len)
@@ -138,7 +139,7 @@ class UserFormat:
 
 
 def layout_of(header: str, columns: Sequence[tuple[str, str]]) -> TableLayout | None:
-    """Of a table whose header has all of these columns; None: it has not."""
+    """Return the layout of a table whose header has all of these columns; None: it has not."""
     for delimiter in _DELIMITERS if columns else ():
         names = cells_of(header, delimiter)
         if all(column in names for _, column in columns):
@@ -147,7 +148,7 @@ def layout_of(header: str, columns: Sequence[tuple[str, str]]) -> TableLayout | 
 
 
 def cells_of(text: str, delimiter: str) -> list[str]:
-    """A line's cells; empty where it is no line of a table."""
+    """Return a line's cells; empty where it is no line of a table."""
     try:
         return [cell.strip() for cell in next(csv.reader([text], delimiter=delimiter), [])]
     except csv.Error:

@@ -1,4 +1,4 @@
-"""What readers give: windows of optimizer steps, what is measured in them, and a job's log as a whole."""
+"""What readers return: windows of optimizer steps, their figures, and a job's log as a whole."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Unit = Literal["samples", "steps", "tokens"]  # what a rate counts: what is know
 
 @dataclass(frozen=True)
 class LogWindow:
-    """Some steps in a row.
+    """Consecutive steps.
 
     `samples` are those of the steps that the optimizer used; `interrupted`: something else was going on as
     well, such as an evaluation.
@@ -52,11 +52,11 @@ class LogWindow:
 
     @property
     def clean(self) -> bool:
-        """Nothing but steps that were used."""
+        """Whether it has only steps that were used."""
         return not self.skipped and not self.interrupted
 
     def plus(self, other: LogWindow) -> LogWindow:
-        """Both as one."""
+        """Return both as one."""
         both = self.tokens is not None and other.tokens is not None
         return LogWindow(
             self.steps + other.steps,
@@ -70,7 +70,7 @@ class LogWindow:
 
 @dataclass(frozen=True)
 class Stalls:
-    """A few windows that took much longer than the others: how many, and their seconds."""
+    """A few windows that took much longer than the others: their number, and their seconds."""
 
     windows: int
     seconds: float
@@ -106,7 +106,7 @@ class Series:
     total: int = 0
 
     def add(self, window: LogWindow) -> None:
-        """The next one. Windows without time or of nonsense are left out."""
+        """Add the next window. Windows without time or with impossible figures are left out."""
         if not (1e-6 <= window.seconds <= LARGEST and 0 <= window.samples <= LARGEST):  # false for NaN
             return
         if window.steps <= 0 or not 0 <= window.skipped <= window.steps:
@@ -126,7 +126,7 @@ class Series:
                 self.tail = [first.plus(second) for first, second in pairs]
 
     def scaled(self, samples: float, seconds: float = 1.0) -> Series:
-        """With its samples (which may be steps) and seconds in other units."""
+        """Return it with its samples (which may be steps) and seconds in other units."""
 
         def of(window: LogWindow) -> LogWindow:
             return replace(window, samples=window.samples * samples, seconds=window.seconds * seconds)
@@ -135,8 +135,8 @@ class Series:
         return Series(self.before, [*map(of, self.head)], [*map(of, self.tail)], unclean, self.total)
 
     def measured(self) -> MeasuredWindows | None:
-        """What is left after the warm-up, without skipped steps and without interruptions where that leaves
-        anything. None: nothing was timed.
+        """Return what is left after the warm-up, without skipped steps and without interruptions where that
+        leaves anything. None: nothing was timed.
 
         The warm-up ends when WARM_UP steps were used by the optimizer (skipped ones prepare nothing), or a
         third of all, and never takes the last window.
@@ -162,7 +162,7 @@ class Series:
 
 
 def measure(windows: Sequence[LogWindow]) -> MeasuredWindows | None:
-    """The figures of these windows; None: there are none."""
+    """Return the figures of these windows; None: there are none."""
     if not windows:
         return None
     rates = [each.samples / each.seconds for each in windows]
@@ -178,8 +178,8 @@ def measure(windows: Sequence[LogWindow]) -> MeasuredWindows | None:
 
 
 def _unsteady(windows: Sequence[LogWindow]) -> tuple[float | None, Stalls | None]:
-    """The relative standard error of the windows' seconds per sample (a ratio estimator: Cochran, Sampling
-    Techniques, 1977, section 6.4), and those that stalled."""
+    """Return the relative standard error of the windows' seconds per sample (a ratio estimator: Cochran,
+    Sampling Techniques, 1977, section 6.4), and those that stalled."""
     count = len(windows)
     if count < 3:
         return None, None
@@ -197,7 +197,7 @@ def _unsteady(windows: Sequence[LogWindow]) -> tuple[float | None, Stalls | None
 
 @dataclass(frozen=True)
 class Reading:
-    """What a reader found in a file; unknown is None."""
+    """A reader's result for a file; unknown is None."""
 
     format: str
     series: Series | None = None
@@ -253,7 +253,7 @@ class EndOfLog:
 
 @rows.dataclass(frozen=True, kw_only=True)
 class JobLog(JobEntry):
-    """A job as its log tells it, with what the judge needs besides. The figures of the row follow from
+    """A job as its log describes it, with what the judge needs besides. The figures of the row follow from
     `measured`, and its failed hosts from `failed`."""
 
     failed: tuple[tuple[str, str | None], ...] = ()  # hosts that failed by themselves, and by which failure
@@ -302,18 +302,18 @@ class JobLog(JobEntry):
 
     @property
     def rate(self) -> float | None:
-        """Samples/s (or what `unit` says): of the measured windows, or else what the tool itself said."""
+        """Samples/s (or what `unit` says): of the measured windows, or else the tool's own figure."""
         return self.measured.rate if self.measured else self.reported
 
     @property
     def pace(self) -> float | None:
-        """Seconds of a step; of a sample or token, where it is not known how many a step has."""
+        """Seconds of a step; of a sample or token, where the samples of a step are not known."""
         each = self.batch or 1.0 if self.unit == "samples" else 1.0
         return each / self.rate if self.rate else None
 
 
 class LineReader(Protocol):
-    """What a module's `Reader` makes."""
+    """What a module's `Reader` returns."""
 
     @property
     def closed(self) -> bool:
@@ -323,12 +323,12 @@ class LineReader(Protocol):
         """Read a line."""
 
     def readings(self) -> list[Reading]:
-        """What was found."""
+        """Return the readings."""
 
 
 def number(text: object) -> float | None:
-    """A number that can be one of a job's figures, as text or not: 1536, 1,536, 1_536, 1.536e+03; and 12,5
-    where the comma cannot be one between thousands.
+    """Return a number that can be one of a job's figures, as text or not: 1536, 1,536, 1_536, 1.536e+03; and
+    12,5 where the comma cannot be one between thousands.
 
     None: it is none.
     """

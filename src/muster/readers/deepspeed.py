@@ -1,4 +1,4 @@
-"""DeepSpeed's own lines, whatever trains with it: `RunningAvgSamplesPerSec`, steps skipped, memory."""
+"""DeepSpeed's own lines, in any program: `RunningAvgSamplesPerSec`, steps skipped, memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Reader:
 
     Their seconds are those of the lines' time stamps: wall time between two synchronised steps, loading and
     all; without a batch the windows count steps. Without stamps, the running average r over k steps gives the
-    timer's own: (k - 2) / r seconds per sample of a step have gone by, without loading between steps.
+    timer's own: (k - 2) / r seconds per sample of a step have passed, without loading between steps.
     """
 
     def __init__(self, frame: Frame) -> None:
@@ -60,7 +60,7 @@ class Reader:
         self.accumulation = 0  # micro-steps of a step; 0: not known
 
     def line(self, text: str) -> None:
-        """One of the lines in HINTS."""
+        """Read a line with one of the HINTS."""
         timer = _TIMER.search(text) if "SamplesPerSec=" in text else None
         if timer:
             if not self.accumulation and (micro := _MICRO_STEP.search(text)) and int(timer[1]):
@@ -76,7 +76,7 @@ class Reader:
             self.interrupted = True
 
     def readings(self) -> list[Reading]:
-        """One, where a timer's or a step's line was seen."""
+        """Return one reading, where there was a timer's or a step's line."""
         if not self.marked:
             return []
         batch = self.frame.batch or self._batch()
@@ -102,7 +102,7 @@ class Reader:
         ]
 
     def _batch(self) -> float | None:
-        """By the launcher's command, which names a rank's micro-batch; None: it does not."""
+        """Return the batch by the launcher's command, which names a rank's micro-batch; None: it does not."""
         micro, ranks = _MICRO.search(self.frame.recipe), self.frame.ranks
         # What generates has another one; and whose ranks share a part of the model is not known here.
         if micro is None or not ranks or not self.accumulation or _OTHER.search(self.frame.recipe):
@@ -119,8 +119,8 @@ class Reader:
         self.batch = batch or self.batch
 
     def _ended(self) -> bool | None:
-        """Whether all processes left well. Launchers of 2023 do not say how many they start; all name those
-        that end."""
+        """Return whether all processes left well. Launchers of 2023 do not report how many they start; all
+        name those that end."""
         if self.frame.spawned:
             return self.frame.left >= self.frame.spawned
         if self.frame.launched and not self.frame.left:
@@ -128,8 +128,8 @@ class Reader:
         return True if 0 < (self.frame.ranks or 1) <= self.frame.left else None
 
     def _is_another(self, step: int, now: float | None) -> bool:
-        """Whether a mark is that of another rank, each of which prints its timer's lines, and not of a later
-        process: it comes sooner than the next one would have."""
+        """Return whether a mark is that of another rank, each of which prints its timer's lines, and not of a
+        later process: it comes sooner than the next one would have."""
         stamps = [at for _, at in self.recent if at is not None]
         if now is None or not stamps:
             return step in dict(self.recent) and self.counted == self.engine

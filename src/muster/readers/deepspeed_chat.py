@@ -29,7 +29,7 @@ OF_A_RANK = "the tool's latencies are of one rank's micro-batches, and the numbe
 
 
 class Reader:
-    """What the tool says itself; windows of single steps or micro-steps, where it prints their latency."""
+    """The tool's own figures; windows of single steps or micro-steps, where it prints their latency."""
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
@@ -43,7 +43,7 @@ class Reader:
         self.unsized = False  # a step's samples are wrong
 
     def line(self, text: str) -> None:
-        """One of the lines in HINTS."""
+        """Read a line with one of the HINTS."""
         if match := _THROUGHPUT.match(text):
             self.reported = number(match[1])
             self.frame.finish()
@@ -55,7 +55,7 @@ class Reader:
                     self._mark(kind, **{name: number(figure) for name, figure in match.groupdict().items()})
 
     def readings(self) -> list[Reading]:
-        """One, where the tool said anything."""
+        """Return one reading, where the tool printed anything."""
         kind = next((kind for kind, count in self.printed.items() if count), "")
         if self.reported is None and not kind:
             return []
@@ -81,7 +81,7 @@ class Reader:
         ]
 
     def _series(self, kind: str) -> tuple[Series | None, Unit, tuple[str, ...]]:
-        """The best windows, what they count, and what is doubtful in them."""
+        """Return the best windows, what they count, and what is doubtful in them."""
         series = self.series.get(kind)
         if series is None or not series.total:
             return None, "samples", ()

@@ -1,4 +1,4 @@
-"""Tools that write a step on a line, or on a few below each other: one entry of FORMATS for each."""
+"""Tools that write a step on a line, or on a few consecutive ones: one entry of FORMATS for each."""
 
 from __future__ import annotations
 
@@ -253,18 +253,18 @@ HINTS = tuple(dict.fromkeys(word for each in FORMATS for word in each.words))
 
 
 class Reader:
-    """What was made of each format that has a step in the file."""
+    """The steps of each format that the file has."""
 
     def __init__(self, frame: Frame) -> None:
         self.closed = False
         self.all = [Steps(each, frame) for each in FORMATS]
 
     def line(self, text: str) -> None:
-        """One of the lines in HINTS."""
+        """Read a line with one of the HINTS."""
         for each in self.all:
             if any(word in text for word in each.form.words):
                 each.line(text)
 
     def readings(self) -> list[Reading]:
-        """One for each format."""
+        """Return one reading for each format."""
         return [reading for each in self.all for reading in each.readings()]

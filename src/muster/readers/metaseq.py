@@ -50,7 +50,7 @@ class Reader:
         self.words: float | None = None  # tokens of a step
 
     def line(self, text: str) -> None:
-        """One of the lines in HINTS."""
+        """Read a line with one of the HINTS."""
         if "overflow detected" in text:
             self.overflows += 1
         elif "done training" in text:
@@ -70,7 +70,7 @@ class Reader:
             self.interrupted = True
 
     def readings(self) -> list[Reading]:
-        """One, where train_inner told of a step."""
+        """Return one reading, where train_inner reported a step."""
         if self.last is None:
             return []
         return [
@@ -87,7 +87,7 @@ class Reader:
         ]
 
     def _recipe(self) -> str:
-        """Nothing, where it does not say how large the model is."""
+        """Return what was trained; empty, where the size of the model is not known."""
         sized = any("model params" in each for each in self.settings)
         return "; ".join(["metaseq", *self.settings, f"{self.words} tokens a step"]) if sized else ""
 
@@ -125,7 +125,7 @@ class Reader:
         self.frame.progress(now[0])
 
     def _begin(self, updates: int) -> None:
-        """The first line of a process: what lies before it is no training."""
+        """Take the first line of a process: what is before it is no training."""
         exact = self.loaded is not None and self.loaded < updates
         self.first = updates - (self.loaded or 0) if exact else min(updates, self.every) or None
         self.used += self.first or 0
@@ -135,7 +135,7 @@ class Reader:
 
 
 def _figures(text: str) -> dict[str, object]:
-    """What a line says, by name; empty: nothing."""
+    """Return a line's figures, by name; empty: it has none."""
     brace = text.find("{")
     if brace < 0:
         return dict(_FIGURE.findall(text)) if "num_updates=" in text else {}
@@ -149,7 +149,7 @@ def _figures(text: str) -> dict[str, object]:
 def _between(
     before: tuple[int, float | None, float | None], now: tuple[int, float | None, float | None]
 ) -> float | None:
-    """Seconds from one line to the next: of stamps with fractions, of `wall`, or of any stamps."""
+    """Return the seconds from one line to the next: of stamps with fractions, of `wall`, or of any stamps."""
     stamped = now[2] - before[2] if now[2] is not None and before[2] is not None else None
     fine = stamped is not None and (now[2] or 0) % 1 + (before[2] or 0) % 1 > 0
     if not fine and now[1] is not None and before[1] is not None and now[1] > before[1]:
@@ -158,8 +158,8 @@ def _between(
 
 
 def _exactly(seconds: float | None, used: int, words: float | None, speed: float | None) -> float | None:
-    """Whole seconds as the words per second of the same updates tell them. In old versions these are of the
-    epoch so far, and then of no use."""
+    """Return whole seconds refined by the words per second of the same updates. In old versions these are of
+    the epoch so far, and then of no use."""
     if seconds is None or not words or not speed:
         return seconds
     stated = used * words / speed

@@ -46,7 +46,7 @@ class Reader:
         self.ended = False
 
     def line(self, text: str) -> None:
-        """One of the lines in HINTS."""
+        """Read a line with one of the HINTS."""
         try:
             event = json.loads(text.partition(":::MLLOG")[2])
         except (ValueError, RecursionError):
@@ -79,7 +79,7 @@ class Reader:
             self.told[key] = value
 
     def readings(self) -> list[Reading]:
-        """One, where the run began."""
+        """Return one reading, where the run began."""
         if not self.begun and not self.series.total:
             return []
         batch = self._batch()
@@ -113,8 +113,9 @@ class Reader:
         ]
 
     def _own(self) -> float | None:
-        """The tool's own samples/s; of tokens, where it says how many a sequence has and that fits better.
-        Where it is these windows' samples over the whole run, evaluations and all, it confirms them."""
+        """Return the tool's own samples/s; of tokens, where it gives the tokens of a sequence and that fits
+        better. Where it is these windows' samples over the whole run, evaluations and all, it confirms them.
+        """
         if not self.throughputs:
             return None
         own, figures = statistics.median(self.throughputs), self.series.measured()
@@ -124,7 +125,7 @@ class Reader:
         return own / self._counted()
 
     def _counted(self) -> float:
-        """What the tool's throughput has of a sample: its tokens, where that fits better, or 1."""
+        """Return what the tool's throughput counts of a sample: its tokens, where that fits better, or 1."""
         own, figures = statistics.median(self.throughputs), self.series.measured()
         length = number(self.told.get("max_sequence_length"))
         tokens = figures and length and abs(own / length / figures.rate - 1) < APART
@@ -148,7 +149,7 @@ class Reader:
         self.frame.progress(round(self.done))
 
     def _samples(self, key: str, before: Dict[str, object], now: Dict[str, object]) -> float | None:
-        """From one to the other."""
+        """Return the samples from one event to the other."""
         epochs = self.told.get("submission_benchmark") in _SAMPLES_AS_EPOCHS
         named = "epoch_num" if epochs else "samples_count"
         first, last = number(before.get(named)), number(now.get(named))

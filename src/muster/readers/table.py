@@ -15,7 +15,7 @@ _TEXTS = ("time", "host", "rank", "job")
 
 
 class Reader:
-    """A window from each row to the next. The first row has the start-up in it and is left out."""
+    """A window from each row to the next. The first row includes the start-up and is left out."""
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
@@ -25,7 +25,7 @@ class Reader:
         self.closed = False
 
     def line(self, text: str) -> None:
-        """A header, or a row of one value for each column."""
+        """Read a header, or a row of one value for each column."""
         if not text.strip():
             return
         if self.steps is None:
@@ -42,7 +42,7 @@ class Reader:
             self.steps.begin(row, moment(row.get("time") or row.get("elapsed") or ""))
 
     def readings(self) -> list[Reading]:
-        """One for each job that a row names, or for each host."""
+        """Return one reading for each job that a row names, or for each host."""
         return self.steps.readings() if self.steps else []
 
     def _header(self, text: str) -> None:

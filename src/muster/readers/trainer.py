@@ -1,4 +1,4 @@
-"""Transformers' Trainer: progress bars, the dictionaries that it logs, and its own account at the end."""
+"""Transformers' Trainer: progress bars, the dictionaries that it logs, and its own summary at the end."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _ROUNDED = 2  # digits of the epochs in old versions; since version 5 four are t
 
 @dataclass
 class _Attempt:
-    """What one process did of a training."""
+    """One process's part of a training."""
 
     before: int | None  # steps that an earlier one made, where the Trainer says it
     first: int  # step of the first mark
@@ -75,8 +75,8 @@ class _Attempt:
     seconds: float
 
     def begun(self) -> int:
-        """Steps of earlier processes. The Trainer's bar jumps over them with its first own step: then more
-        stand there than fit into its clock at the pace that follows."""
+        """Return the steps of earlier processes. The Trainer's bar jumps over them with its first own step:
+        then it shows more than fit into its clock at the pace that follows."""
         if self.before is not None:
             return self.before
         passed, steps = self.seconds - self.began, self.step - self.first
@@ -84,7 +84,7 @@ class _Attempt:
         return self.first - 1 if self.first > 2 * fit + 1 else 0
 
     def done(self) -> int:
-        """Steps of its own."""
+        """Return its own steps."""
         return max(0, self.step - self.begun())
 
 
@@ -100,11 +100,12 @@ class _Bar:
         self.attempts: list[_Attempt] = []
 
     def done(self) -> int:
-        """Steps of all processes."""
+        """Return the steps of all processes."""
         return sum(each.done() for each in self.attempts)
 
     def mark(self, step: int, seconds: float, before: int | None) -> None:
-        """The bar has come to a step. `before`: steps of earlier processes, where the Trainer says it."""
+        """Record that the bar has reached a step. `before`: steps of earlier processes, where the Trainer
+        states them."""
         if step < 1 or (step == self.step and self.first):
             return
         if self.first is None or step < self.first[0] or seconds < self.first[1]:
@@ -123,8 +124,8 @@ class _Bar:
 
 
 class Reader:
-    """The training's bar where it ran long enough for whole seconds to do, or else the Trainer's own account,
-    which has start-up, evaluation and saving in it."""
+    """The training's bar where it ran long enough for whole seconds, or else the Trainer's own summary, which
+    includes start-up, evaluation and saving."""
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
@@ -155,7 +156,7 @@ class Reader:
         self.closed = False
 
     def line(self, text: str) -> None:
-        """One of the lines in HINTS."""
+        """Read a line with one of the HINTS."""
         if "loss': " in text:
             self._see_loss(text)
         if "%|" in text and (match := _BAR.match(text)):
@@ -195,7 +196,7 @@ class Reader:
             self._interrupt()
 
     def readings(self) -> list[Reading]:
-        """One, where a bar or the account was seen."""
+        """Return one reading, where there was a bar or the summary."""
         total, bar = self._training()
         if bar is None and self.reported is None and self.runtime is None and not self.logged:
             return []
@@ -233,13 +234,13 @@ class Reader:
             self.diverged = (spot.number if spot else None) or 0
 
     def _not_finite(self) -> tuple[str, ...]:
-        """The note on a loss that is not finite at the end. Lines before it may not have been read."""
+        """Return the note on a loss that is not finite at the end. Lines before it may not have been read."""
         if self.diverged is None:
             return ()
         return (f"{NOT_FINITE}, as in line {self.diverged} already" if self.diverged else NOT_FINITE,)
 
     def _doubts(self, batch: float | None) -> tuple[str, ...]:
-        """What makes the windows' figures doubtful."""
+        """Return what makes the windows' figures doubtful."""
         return (*self.changed, *(() if batch else (STEPS_ONLY,)), *((WHOLE,) if self.barred else ()))
 
     def _take_batch(self, batch: float | None) -> None:
@@ -251,14 +252,14 @@ class Reader:
         self.batch = batch
 
     def _training(self) -> tuple[int | None, _Bar | None]:
-        """The bar of the training: of the announced total, or the one that went on for longest."""
+        """Return the bar of the training: that of the announced total, or the one that ran longest."""
         if self.total and (self.total in self.bars or not self.bars):
             return self.total, self.bars.get(self.total)
         longest = max(self.bars, key=lambda total: (self.bars[total].first or (0, 0))[1], default=None)
         return longest, self.bars[longest] if longest is not None else None
 
     def _done(self, total: int | None, bar: _Bar | None) -> int | None:
-        """Steps that the last process made; None: nothing tells."""
+        """Return the steps that the last process made; None: not known."""
         if bar and bar.attempts:
             last = bar.attempts[-1]
             cut = total and self.runtime and last.seconds < (1 - APART) * self.runtime  # bars are missing
@@ -269,9 +270,9 @@ class Reader:
     def _accounted(
         self, total: int | None, done: int | None
     ) -> tuple[float | None, float | None, tuple[str, ...]]:
-        """The batch, samples/s, and a note on these. Before version 5.23 the Trainer divides the samples of
-        all steps of a training by the time of the last process, also where that made fewer: after a resume,
-        or where it stopped early."""
+        """Return the batch, samples/s, and a note on these. Before version 5.23 the Trainer divides the
+        samples of all steps of a training by the time of the last process, also where that made fewer: after
+        a resume, or where it stopped early."""
         batch, reported = self.batch, self.reported
         if not (reported and self.runtime):
             return batch, reported, ()
@@ -291,20 +292,20 @@ class Reader:
         return batch, true, (EARLIER.format(counted=counted, done=done, claimed=reported, true=true),)
 
     def _begins_late(self) -> bool:
-        """Whether the epochs of its first two lines with a loss tell of steps before these: the first is more
-        than twice as far from the start as from the second."""
+        """Return whether the epochs of its first two lines with a loss show steps before these: the first is
+        more than twice as far from the start as from the second."""
         if len(self.epochs) < 2:
             return False
         first, second = self.epochs
         return first > 2 * (second - first) > -1
 
     def _stops_early(self) -> bool:
-        """Whether a learning rate that falls to zero as it fell last takes more than one line more."""
+        """Return whether a learning rate that falls to zero as it fell last takes more than one line more."""
         return len(self.rates) > 1 and 1.1 * (self.rates[0] - self.rates[1]) < self.rates[1] < self.rates[0]
 
     def _step_of(self, text: str) -> int:
-        """The step of a line with a loss, where the epochs that it and those before it tell leave one: lines
-        come every so many steps, the first one after as many; 0: they leave several, or none."""
+        """Return the step of a line with a loss, where the epochs in it and in those before it leave one:
+        lines come every so many steps, the first one after as many; 0: they leave several, or none."""
         low, high = self._steps_at(text)
         told = (self.loss, self.rates[-1:], low, high)
         if not high or told == self.told:  # the same once more, as by a callback that logs too
@@ -321,7 +322,7 @@ class Reader:
         return self.marked
 
     def _steps_at(self, text: str) -> tuple[int, int]:
-        """The first and the last step that the epochs which a line tells, rounded, may stand for; (0, 0): its
+        """Return the first and the last step that the rounded epochs of a line may stand for; (0, 0): its
         settings are not printed, or an epoch's last step may have fewer micro-batches."""
         match, examples = _EPOCH.search(text), self.settings.get("Num examples")
         epochs = number(match[1]) if match else None

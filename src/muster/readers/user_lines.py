@@ -1,4 +1,4 @@
-"""Logs that no other reader knows: expressions of the user's say what stands where in a line."""
+"""Logs that no other reader knows, by a user's expressions for their lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HINTS = ("",)
 
 
 class Reader:
-    """Lines that begin a step, and others that say more of it.
+    """Lines that begin a step, and others with more of its figures.
 
     Those with a group `step` begin one; where none has it, those with a group of PACES. Of these the first
     that matches any line is the one of the file.
@@ -29,7 +29,7 @@ class Reader:
         self.closed = not lines
 
     def line(self, text: str) -> None:
-        """Any line."""
+        """Read any line."""
         text = uncoloured(text)
         for expression in self.begin:
             if fields := expression.search(text):
@@ -42,5 +42,5 @@ class Reader:
                 self.steps.learn(fields)
 
     def readings(self) -> list[Reading]:
-        """One for each job that a line names, or for each host."""
+        """Return one reading for each job that a line names, or for each host."""
         return self.steps.readings()

@@ -1,4 +1,4 @@
-"""Explain: what went wrong in a run, or in any log, with the evidence, the remedy and the way on."""
+"""Explain what went wrong in a run, or in any log, with the evidence, the remedy and how to continue."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class FailedJob(Part):
 
 
 class Explanation(Part):
-    """What `muster explain` found."""
+    """The answer of `muster explain`."""
 
     schema_version: int = 1
     of: str = Field(description="the run, file or folder")
@@ -110,7 +110,7 @@ class Explanation(Part):
 
     @property
     def exit_code(self) -> int:
-        """0: there is an answer."""
+        """0 where there is an answer, else 1."""
         return int(self.answer == "unknown")
 
     @property
@@ -122,7 +122,7 @@ class Explanation(Part):
 
 
 def explain(text: str, root: Path = DEFAULT_ROOT) -> Explanation:
-    """Of whatever a user names: a run as `find_any` finds it, or else a file or a folder of logs. Raises
+    """Explain whatever a user names: a run as `find_any` finds it, or else a file or a folder of logs. Raises
     RunFolderError and UsageError."""
     path = folder_of(text)
     if path and path.exists() and folder_at(path) is None and not (path / "schedule.json").is_file():
@@ -131,8 +131,8 @@ def explain(text: str, root: Path = DEFAULT_ROOT) -> Explanation:
 
 
 def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
-    """Of a run's last attempt; of a pipeline's step that did not succeed. Raises RunFolderError for damaged
-    files."""
+    """Explain a run's last attempt; of a pipeline, the step that did not succeed. Raises RunFolderError for
+    damaged files."""
     if isinstance(run, PipelineFolder):
         steps = [each for each in run.steps if each.path.is_dir()]
         bad = [each for each in steps if not each.state().good]
@@ -175,7 +175,7 @@ def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
 
 
 def explain_logs(where: Path) -> Explanation:
-    """Of a log, an archive, or a folder of those. Raises UsageError where there is none."""
+    """Explain a log, an archive, or a folder of those. Raises UsageError where there is none."""
     jobs: list[JobLog] = []
     files = find_logs(where)
     base = where if where.is_dir() else where.parent
@@ -192,7 +192,7 @@ def explain_logs(where: Path) -> Explanation:
 
 
 def explain_stream(raw: IO[bytes]) -> Explanation:
-    """Of what comes out of a pipe."""
+    """Explain what comes out of a pipe."""
     jobs = read_blocks("-", blocks(raw), brief=True)
     if jobs[0].reason == "is no text":
         raise UsageError("is no text", where="standard input")
@@ -264,7 +264,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
 
 
 def _with_odd_rank(explanation: Explanation, jobs: Sequence[JobLog]) -> Explanation:
-    """Where nothing says why, with the rank that waited in another collective than the others."""
+    """Add the rank that waited in another collective than the others, where there is no other cause."""
     whole = merged(log.why.collectives for log in jobs if log.why and log.why.collectives)
     odd, answered = whole.odd(), explanation.answer in ("known", "named")
     if odd is None or answered or explanation.failure:
@@ -283,7 +283,7 @@ def _with_odd_rank(explanation: Explanation, jobs: Sequence[JobLog]) -> Explanat
 
 
 def _sure(log: JobLog) -> bool:
-    """Whether a line is why the program ended: not one that it printed before it went on."""
+    """Return whether a line is why the program ended: not one that it printed before it went on."""
     why = log.why
     if why is None or (log.outcome is State.UNREADABLE and why.quiet is None):
         return False
@@ -298,7 +298,8 @@ def _sure(log: JobLog) -> bool:
 
 
 def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
-    """No line says why anything failed. A log that stops without its format's end is no healthy one."""
+    """Return the answer where no line says why anything failed. A log that stops without its format's end is
+    no healthy one."""
     stopped = [
         log
         for log in jobs
@@ -343,13 +344,13 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
 
 
 def _ended_well(log: JobLog) -> bool:
-    """Whether its format says so, or its last lines do."""
+    """Return whether its format, or its last lines, say that it ended well."""
     own = log.outcome.good and (log.over or (log.why is not None and log.why.finished))
     return own or (log.why is not None and log.why.closed)
 
 
 def _echoes_alone(log: JobLog) -> bool:
-    """Whether a log's last lines are what follows from a failure elsewhere, and nothing else."""
+    """Return whether a log's last lines only follow from a failure elsewhere."""
     why = log.why
     if why is None or not why.signs or why.quiet is None or why.quiet > FEW or _went_on(log):
         return False
@@ -358,7 +359,8 @@ def _echoes_alone(log: JobLog) -> bool:
 
 
 def _may_be_why(log: JobLog) -> bool:
-    """Whether the program seems to have gone on after what else would be why, and not for long."""
+    """Return whether the program seems to have gone on after what else would be the cause, and not for long.
+    """
     why = log.why
     if why is None or not why.signs or why.onward != "perhaps":
         return False
@@ -370,7 +372,7 @@ def _may_be_why(log: JobLog) -> bool:
 
 
 def _breaks_off(log: JobLog) -> bool:
-    """Whether an exception without a traceback, or a traceback without its end, is among a log's last
+    """Return whether an exception without a traceback, or a traceback without its end, is among a log's last
     lines."""
     why = log.why
     if why is None or why.closed or why.onward == "yes":
@@ -388,8 +390,8 @@ def _alike(one: Sign, other: Sign) -> bool:
 
 
 def _placed(log: JobLog, sign: Sign) -> Sign:
-    """Where a line names neither its host nor its rank: with those of the only process that, by the launcher,
-    ended by itself, or of what the scheduler says of the same."""
+    """Return a sign with host and rank, where its line names neither: those of the only process that, by the
+    launcher, ended by itself, or that the scheduler names for the same."""
     signs = log.why.signs if log.why else ()
     nobodys = (*_PRINTED[1:], "external")  # a cancelled step names the host of its first task, if any
     if sign.host is not None or sign.rank is not None or sign.weight in nobodys or sign not in signs:
@@ -411,14 +413,14 @@ def _where(rank: int | None, local_rank: int | None) -> str | None:
 
 
 def _remedy_of(sign: Sign, entry: KnownFailure, host: str | None) -> str:
-    """What the line's own phrase advises, or else its entry."""
+    """Return the remedy of the line's own phrase, or else of its entry."""
     match = find(sign.text)
     own = match is not None and match.failure is entry
     return (match.phrase.remedy if match and own else entry.remedy).replace("{host}", host or "HOST")
 
 
 def _known_of(sign: Sign) -> KnownFailure | None:
-    """Of a line that says that time was over: to `judge` it is no failure."""
+    """Return the entry of a line about a time limit: to `judge` it is no failure."""
     match = find(sign.text) if sign.weight == "limit" else None
     return match.failure if match else None
 
@@ -439,7 +441,8 @@ def _evidence(log: JobLog, sign: Sign) -> DecisiveLine:
 
 
 def _telling(logs: Iterable[JobLog], loud: bool = True) -> list[str]:
-    """What may help a person: signs of any kind, those that speak of an error, then the last lines."""
+    """Return lines that may help a person: signs of any kind, those that mention an error, then the last
+    lines."""
     lines: list[str] = []
     for log in logs:
         if log.why:
@@ -458,7 +461,8 @@ def _is_echo(entry: KnownFailure) -> bool:
 
 
 def _blame_in(logs: Iterable[JobLog], failure: Failure) -> Blame | None:
-    """Of a run's exception that has no entry, by the line of its log; None: no line of it is known."""
+    """Return whom to blame for a run's exception without an entry, by the line of its log; None: no line of
+    it is known."""
     line = failure.evidence
     if line is None or not line.code:
         return None
@@ -480,7 +484,7 @@ def _with_entry(explanation: Explanation, failure: KnownFailure | None, host: st
 
 
 def _way_on(run: RunFolder, result: Result, entry: KnownFailure | None) -> str | None:
-    """The command. What the recipe itself has to say otherwise needs another run."""
+    """Return the command that continues. A change of the recipe itself needs another run."""
     failure = result.failure
     if failure and (failure.usage or (entry and entry.blame == "work")) and result.command is None:
         argv = run.read_json(run.env).get("argv") if run.env.exists() else None
@@ -503,7 +507,7 @@ def _interrupted(run: RunFolder, state: State, logs: Sequence[JobLog]) -> Explan
 
 
 def _last_attempt(run: RunFolder) -> list[JobLog]:
-    """Every log of a run, as far as it is of the last attempt."""
+    """Return every log of a run, as far as it is of the last attempt."""
     if not run.logs.is_dir() or not any(run.logs.iterdir()):
         return []
     read = [read_blocks(str(file.path), _attempt_of(file.path), brief=True) for file in find_logs(run.logs)]
@@ -511,7 +515,7 @@ def _last_attempt(run: RunFolder) -> list[JobLog]:
 
 
 def _attempt_of(path: Path) -> Iterator[Sequence[str]]:
-    """What one of a run's logs has of the last attempt."""
+    """Yield what one of a run's logs has of the last attempt."""
     if not path.is_file():
         return
     with path.open("rb") as raw:
@@ -528,7 +532,8 @@ def _attempt_of(path: Path) -> Iterator[Sequence[str]]:
 def with_evidence(
     failure: Failure, run: RunFolder, words: Callable[[str, int | None], Iterable[Sequence[str]]]
 ) -> Failure:
-    """With the line of its rank's or host's log that says the same. `words`: what that one printed."""
+    """Return the failure with the line of its rank's or host's log that says the same. `words`: returns what
+    that one printed."""
     if failure.evidence is not None or failure.host is None:
         return failure
     match = re.fullmatch(r"rank (\d+)", failure.where or "")
@@ -556,7 +561,7 @@ def _log_of(run: RunFolder, host: str, rank: int | None) -> Path:
 
 
 def _same(failure: Failure, sign: Sign) -> bool:
-    """Whether a line says what the failure is."""
+    """Return whether a line says what the failure is."""
     line, what = shortened(sign.text), shortened(failure.what)
     if what in line or line in what or (sign.weight == "killed" and "by SIGKILL" in what):
         return True

@@ -227,7 +227,8 @@ class _JobRows:
         self.jobs = {job.job: job for job in document.jobs}
         self.peers = {(each.work, each.hosts): each for each in document.peers}
         self.several = len({_label(each.work) for each in document.peers}) > 1
-        placed = {host for job in document.jobs if not job.hosts_from.startswith("guess") for host in job.hosts}
+        named = [job for job in document.jobs if not job.hosts_from.startswith("guess")]
+        placed = {host for job in named for host in job.hosts}
         self.guessed = {host for job in document.jobs for host in job.hosts} - placed
         self.alone: dict[str, dict[str, float]] = {}  # host -> job -> how much slower
         for job in document.jobs:

@@ -409,8 +409,8 @@ def gradient_bytes(config: Mapping[str, Any]) -> dict[str, int]:
     asked = {"sums": kept, "sent": sent}
     made = {name: dtype_bytes(dtype.lower()) for name, dtype in asked.items() if dtype is not None}
     moved = section(zero, "offload_optimizer").get("device", "none") != "none"
-    countable = (half or made.get("sums", 4) == 4) and not moved and not (half == "fp16" and stage == 1 and kept)
-    return made if countable else {}
+    apart = half == "fp16" and stage == 1 and kept
+    return made if (half or made.get("sums", 4) == 4) and not moved and not apart else {}
 
 
 def user_rise(config: Mapping[str, Any]) -> tuple[str, int] | None:
