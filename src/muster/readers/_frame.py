@@ -51,7 +51,8 @@ _WORLD = re.compile(
     rf"(?<!\w)(?:dist_|distributed_)?world[_ ]size['\"]?\s*(?:\.{{2,}}|[=:])\s*({FIGURE})(?!\w)"
 )
 _STAMP = re.compile(
-    r"(?:(\d{4})[-/](\d\d)[-/](\d\d)|(?<!\d)(\d\d)/(\d\d)/(\d{4}))[ T_,](\d\d):(\d\d):(\d\d)(?:[,.](\d{1,6}))?"
+    r"(?:(\d{4})[-/](\d\d)[-/](\d\d)|(?<!\d)(\d\d)/(\d\d)/(\d{4}))"
+    r"[ T_,](\d\d):(\d\d):(\d\d)(?:[,.](\d{1,6}))?"
 )
 # A process of the job begins anew where an earlier one was: torchrun, and whoever loads a checkpoint.
 _ANEW = re.compile(
