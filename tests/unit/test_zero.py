@@ -224,3 +224,19 @@ def test_types_of_sums_by_hand(options: dict[str, Any], parts: dict[int, tuple[s
         assert plan is not None and plan.memory is not None
         assert plan.memory.device[name] == pytest.approx(size * 6_738_415_616 / shared, rel=1e-3)
         assert not any("neither memory nor time" in note for note in plan.notes)
+
+
+def test_a_key_of_several_sections_is_not_sent_to_one_of_them(tmp_path: Path) -> None:
+    for key, belongs in (("enabled", False), ("stage", True)):
+        with pytest.raises(RecipeError) as caught:
+            read_user_config(own(tmp_path, {key: 1})["config"])
+        assert ("belongs to" in str(caught.value.hint)) is belongs
+
+
+def test_a_ratio_is_not_planned_where_the_rest_goes_to_a_disk() -> None:
+    for device, named in (("nvme", True), ("cpu", False)):
+        offload = {"device": device, "nvme_path": "/tmp", "ratio": 0.5}
+        options = {"zero_optimization": {"stage": 3, "offload_optimizer": offload}}
+        recipe = recipe_from({"engine": {"name": "deepspeed", "options": options}})
+        given = spec_of("deepspeed").uncounted(recipe.choosing(zero=3), "fp32")
+        assert ("zero_optimization.offload_optimizer.ratio" in given) is named
