@@ -27,12 +27,8 @@ def test_a_stamp_with_a_comma() -> None:
 
 def test_stamps_that_are_whole_by_chance_are_no_coarser() -> None:
     begin = datetime(2026, 5, 18, 16)
-<<<<<<< HEAD
     model = "Model llama3 debugmodel size: 6 total parameters"
     lines = [f"[titan] 2026-05-18 15:59:00,500 - root - INFO - {model}"]
-=======
-    lines = ["[titan] 2026-05-18 15:59:00,500 - root - INFO - Model llama3 debugmodel size: 6 total"]
->>>>>>> h-judge2
     for number in range(60):
         at = begin + timedelta(milliseconds=1000 * number + number // 6)
         text = f"{at:%Y-%m-%d %H:%M:%S},{at.microsecond // 1000:03d}"
