@@ -2,9 +2,9 @@
 
 A module is a reader by being here (or an entry point of the group muster.readers), and has:
 
-FORMAT                   the name of the format, in a few words HINTS                    a line goes to the
-reader only where it contains one of these; ("",): every line Reader(frame)            a reader of one file,
-with what follows
+FORMAT                   the name of the format, in a few words
+HINTS                    a line goes to the reader only where it contains one of these; ("",): every line
+Reader(frame)            a reader of one file, with what follows
 
     line(text)           a line, without its end; never raises, whatever it contains
     readings()           after the last line: the readings, best first; empty: it is another format
