@@ -171,6 +171,7 @@ APART = [
 ]
 
 
+@pytest.mark.alone  # a busy machine is a warning on every host
 @pytest.mark.parametrize(
     "faults", [TOGETHER, *([fault] for fault in APART)], ids=lambda faults: faults[0].plant.__name__
 )
