@@ -80,6 +80,8 @@ def test_logs_are_judged(tmp_path: Path) -> None:
     assert found.gate == 1
     lenient = muster.judge(tmp_path, columns=["step=iteration", "elapsed=seconds", "host=hostname"], slow=0.5)
     assert not [each for each in lenient.hosts if each.condition == "slow"]
+    with pytest.raises(muster.UsageError, match="between 0 and 1"):
+        muster.judge(tmp_path, columns=["step=iteration"], slow=1)
 
 
 def test_what_a_verb_is_given_reaches_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1452,6 +1452,8 @@ CAUGHT = "submitit WARNING (2022-08-12 02:06:11,453) - Caught signal SIGUSR2 on 
          None, "rank 3"),
         ([*HYDRA, "=   KILLED BY SIGNAL: 9 (Killed)"], "known", "host_oom_killed", "n7", None),
         ([*HYDRA, "=   KILLED BY SIGNAL: 15 (Terminated)"], "named", None, "n7", None),
+        (["YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Terminated (signal 15)"], "named", None, None,
+         None),
         ([*HYDRA, "=   EXIT CODE: 1"], "unknown", None, "n7", None),
         (["n2: bash: torchrun: command not found"], "known", "launcher_not_installed", "n2", None),
         (["n2: bash: python3: command not found"], "known", "remote_python_missing", "n2", None),

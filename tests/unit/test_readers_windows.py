@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.readers._read import contradicting
+from muster.readers._read import _unrounded, contradicting
 from muster.readers.base import HEAD, TAIL, LogWindow, MeasuredWindows, Reading, Series
 
 WINDOWS = st.builds(
@@ -65,3 +65,10 @@ def test_formats_that_count_unlike_things_do_not_contradict_each_other() -> None
     first, other = Reading("a", unit="steps"), Reading("b", sure=False)
     assert contradicting([(first, steps), (other, samples)]) is None
     assert contradicting([(first, replace(samples, samples=700.0)), (other, samples)]) == 64.0
+
+
+def test_the_error_of_windows_between_whole_seconds_by_hand() -> None:
+    """Of four windows with a variance of 4 in all, rounding is 16/9; of both ends 1/3 is left."""
+    windows = MeasuredWindows(steps=40, skipped=0, samples=40.0, seconds=100.0, windows=4, error=0.02)
+    assert _unrounded(windows) == pytest.approx((4 - 16 / 9 + 1 / 3) ** 0.5 / 100)
+    assert _unrounded(replace(windows, error=None)) is None
