@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.kit import ROOT, Machine
+from benchmarks.gpu.kit import ROOT, Machine, joined
 
 TAIL = 4_000  # characters of each log of a failed run
 MUSTER = (sys.executable, "-m", "muster")
@@ -42,6 +42,11 @@ def training(machine: Machine, name: str, recipe: str, *overrides: str) -> list[
     return [*MUSTER, "train", recipe, "--hosts", "local:1", "--name", name, *overrides, *device]
 
 
+def in_turn(environment: Mapping[str, str]) -> list[str]:
+    """Overrides of a run whose rank waits for its turn (Machine.turn). It makes no progress meanwhile."""
+    return ["hang.seconds=off", *(f"env.{key}={value}" for key, value in environment.items())]
+
+
 def train(machine: Machine, name: str, recipe: str, *overrides: str) -> dict[str, Any]:
     """result.json of that run. Raises Failed with the ends of its logs."""
     try:
@@ -51,15 +56,25 @@ def train(machine: Machine, name: str, recipe: str, *overrides: str) -> dict[str
     return result(name)
 
 
-def peer(name: str, work: Mapping[str, Any], module: str = "benchmarks.gpu.peers") -> dict[str, Any]:
+def peer(
+    name: str,
+    work: Mapping[str, Any],
+    module: str = "benchmarks.gpu.peers",
+    env: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """What a run of a peer (peers.py) came to. `module`: whose command line starts it."""
     told = Path("peer.json")
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     argv = [sys.executable, "-m", module, name, str(told), json.dumps(work)]
     threads = {"OMP_NUM_THREADS": "1"} if work["device"] == "cpu" else {}  # as Muster's
-    _output(argv, env={**os.environ, "PYTHONPATH": path, **threads})
+    _output(argv, env=environment({**threads, **(env or {})}))
     found: dict[str, Any] = json.loads(told.read_text())
     return found
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Of a process that imports this checkout, with `more` over this one's."""
+    whole = {**os.environ, **more}
+    return {**whole, "PYTHONPATH": joined(str(ROOT / "src"), str(ROOT), whole.get("PYTHONPATH"))}
 
 
 def result(name: str) -> dict[str, Any]:

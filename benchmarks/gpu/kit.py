@@ -23,7 +23,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = ROOT / "benchmarks" / "results" / "gpu"  # of the page in docs/
-GROUPS = ("proof", "profile", "levers", "speed", "memory", "ceiling", "cost")  # the most valuable first
+TURN = Path(__file__).resolve().parent / "turn"  # of sitecustomize.py, for PYTHONPATH
+GROUPS = ("proof", "speed", "profile", "levers", "memory", "ceiling", "cost")  # the most valuable first
 sys.path.insert(0, str(ROOT / "src"))  # a GPU machine may have this checkout and no installation
 MOST = 20_000  # characters of an error that are kept: its last
 PATIENCE = 15.0  # seconds between SIGTERM and SIGKILL: Muster ends its ranks meanwhile
@@ -44,6 +45,15 @@ class Machine:
     folder: Path  # of this piece alone; removed afterwards
     results: Results  # of the pieces before it
     seconds: float = 600.0  # that the piece may take
+
+    def turn(self, after: int, until: int = 0) -> dict[str, str]:
+        """The environment of a process that is timed alone on the GPU, from its step `after` to its step
+        `until`, or to its end (turn/sitecustomize.py)."""
+        lock = (self.results.folder / "turn.lock").resolve()
+        return {
+            "MUSTER_TURN": f"{after} {until} {lock}",
+            "PYTHONPATH": joined(str(TURN), os.environ.get("PYTHONPATH")),
+        }
 
     def needs_cuda(self) -> None:
         """Raises NotApplicable without a GPU."""
@@ -197,7 +207,10 @@ def run_piece(piece: Piece, results: Results, limit: float, tiny: bool, cut: boo
     began = time.time()
     with tempfile.TemporaryDirectory(prefix="muster-gpu-") as place:
         told, log = Path(place) / "told.json", Path(place) / "log"
-        env = os.environ | {"PYTHONPATH": _path(), "PYTHONUNBUFFERED": "1"}
+        env = os.environ | {
+            "PYTHONPATH": joined(str(ROOT / "src"), os.environ.get("PYTHONPATH")),
+            "PYTHONUNBUFFERED": "1",
+        }
         if tiny:  # pieces share the cores, and threads of small tensors wait for each other
             env["OMP_NUM_THREADS"] = "1"
         with log.open("wb") as stream:
@@ -222,9 +235,9 @@ def run_piece(piece: Piece, results: Results, limit: float, tiny: bool, cut: boo
     return {**entry, "seconds": seconds, "began": round(began), "command": " ".join(argv[1:])}
 
 
-def _path() -> str:
-    """Of the child: this checkout's Muster, also where it is not installed."""
-    return os.pathsep.join(part for part in (str(ROOT / "src"), os.environ.get("PYTHONPATH", "")) if part)
+def joined(*parts: str | None) -> str:
+    """A search path."""
+    return os.pathsep.join(part for part in parts if part)
 
 
 def _wait(process: subprocess.Popen[bytes], limit: float) -> bool:

@@ -1,4 +1,6 @@
-"""Which lever brings what to a step: plain training loops that differ in one thing, one after the other.
+"""Which lever brings what to a step: plain training loops that differ in one thing, each a process.
+
+    python -m benchmarks.gpu.levers SHAPE LEVER TOLD [--tiny]    # one of them; TOLD: the file of its figures
 
 Nothing of Muster trains here; its cast of the weights is one of the variants. Each variant starts from the
 same weights and sees the same batches, so that losses tell whether it computes the same. The first is a loop
@@ -17,19 +19,25 @@ is named.
 
 from __future__ import annotations
 
-import gc
+import json
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.jobs import environment
 from benchmarks.gpu.kit import Figures, Machine, Piece
 
 STEPS, WARM, PROFILED = 24, 8, 3
 LONGEST = 10  # kernels that are named
+LANES = 3  # variants at a time
 CAUSAL = "causal_without_mask"
 
 
@@ -42,10 +50,11 @@ class Shape:
     fields: dict[str, Any]
     batch: int
     sequence: int
+    gigabytes: float  # of the device, at most
 
     def small(self) -> Shape:
         """For a CPU."""
-        return Shape(self.name, self.kind, {**self.fields, **SMALL[self.kind], "vocab_size": 1000}, 2, 32)
+        return Shape(self.name, self.kind, {**self.fields, **SMALL[self.kind], "vocab_size": 1000}, 2, 32, 1)
 
 
 @dataclass(frozen=True)
@@ -69,17 +78,17 @@ OPT = {"dropout": 0.0, "attention_dropout": 0.0, "max_position_embeddings": 2048
 SHAPES = (
     Shape(
         "gpt2-124m", "gpt2",
-        {"vocab_size": 50304, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, 32, 1024,
+        {"vocab_size": 50304, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, 32, 1024, 22,
     ),
     Shape(
         "opt-350m", "opt",
         {**OPT, "hidden_size": 1024, "ffn_dim": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
-         "word_embed_proj_dim": 512, "do_layer_norm_before": False}, 24, 512,
+         "word_embed_proj_dim": 512, "do_layer_norm_before": False}, 24, 512, 22,
     ),
     Shape(
         "opt-1.3b", "opt",
         {**OPT, "hidden_size": 2048, "ffn_dim": 8192, "num_hidden_layers": 24, "num_attention_heads": 32,
-         "word_embed_proj_dim": 2048}, 8, 2048,
+         "word_embed_proj_dim": 2048}, 8, 2048, 45,
     ),
 )  # fmt: skip
 SMALL: dict[str, dict[str, Any]] = {
@@ -90,15 +99,15 @@ SMALL: dict[str, dict[str, Any]] = {
 CHUNKER = {"auto_chunker.enable": True, "auto_chunker.num_chunk": 8}
 LEVERS = (
     Lever("as Transformers compiles it", mask=True),
-    Lever("no mask"),
-    Lever("no mask, CUDA graphs", mode="reduce-overhead"),
-    Lever("no mask, loss in 4 parts", loss="parts", parts=4),
-    Lever("no mask, weights cast in the graph", cast="inside"),
     Lever("no mask, weights cast in the graph, CUDA graphs", cast="inside", mode="reduce-overhead"),
     Lever("no mask, weights cast before it, CUDA graphs", cast="before", mode="reduce-overhead"),
     Lever("no mask, weights cast in the graph, combo kernels, CUDA graphs", cast="inside",
           options={"triton.cudagraphs": True, "combo_kernels": True}),
     Lever("no mask, bf16 weights", half=True),
+    Lever("no mask"),
+    Lever("no mask, CUDA graphs", mode="reduce-overhead"),
+    Lever("no mask, weights cast in the graph", cast="inside"),
+    Lever("no mask, loss in 4 parts", loss="parts", parts=4),
     Lever("no mask, linear_cross_entropy", loss="fused"),
     Lever("no mask, Inductor's auto-chunker", options=CHUNKER),
     Lever("no mask, blocking copies", blocking=True),
@@ -112,40 +121,69 @@ LEVERS = (
 
 def pieces() -> list[Piece]:
     """One for each shape, with a row for each variant."""
-    return [Piece("levers", shape.name, 300, _measured(shape), 170, parts=None) for shape in SHAPES]
+    return [
+        Piece(
+            "levers", shape.name, 300, _measured(shape), 170, shared=True, gigabytes=LANES * shape.gigabytes,
+            parts=None,
+        )
+        for shape in SHAPES
+    ]  # fmt: skip
 
 
 def _measured(shape: Shape) -> Callable[[Machine], Figures]:
     def run(machine: Machine) -> Figures:
         import torch
 
-        began, rows, longest = time.monotonic(), [], 0.0
-        if machine.device == "cuda":
-            torch.backends.cuda.matmul.fp32_precision = "tf32"
-        use = shape.small() if machine.tiny else shape
-        for lever in LEVERS:
+        began, longest = time.monotonic(), [0.0]
+
+        def tried(lever: Lever) -> Figures:
+            if missing := lacking(lever):
+                return {"lever": lever.name, "error": f"this PyTorch has no {missing}"}
             start = time.monotonic()
-            if start - began + 1.3 * longest > machine.seconds:
-                rows.append({"lever": lever.name, "error": "no time"})
-                continue
-            rows.append({"lever": lever.name, **row(use, lever, machine)})
-            longest = max(longest, time.monotonic() - start)
+            if start - began + 1.3 * max(longest) > machine.seconds:
+                return {"lever": lever.name, "error": "no time"}
+            figures = {"lever": lever.name, **apart(shape, lever, machine)}
+            longest.append(time.monotonic() - start)
+            return figures
+
+        with ThreadPoolExecutor(LANES) as pool:
+            rows = list(pool.map(tried, LEVERS))
+        use = shape.small() if machine.tiny else shape
         return {"batch": use.batch, "sequence": use.sequence, "torch": torch.__version__, "rows": rows}
 
     return run
 
 
+def apart(shape: Shape, lever: Lever, machine: Machine) -> Figures:
+    """The figures of a variant, in a process of its own; others may warm up meanwhile."""
+    told = Path(f"{LEVERS.index(lever)}.json")
+    tiny = ["--tiny"] if machine.tiny else []
+    argv = [sys.executable, "-m", "benchmarks.gpu.levers", shape.name, lever.name, str(told), *tiny]
+    env = environment(machine.turn(WARM))  # to its end: it is profiled as well
+    done = subprocess.run(argv, capture_output=True, text=True, env=env)
+    if done.returncode or not told.exists():
+        return {"error": f"exit code {done.returncode}: {(done.stdout + done.stderr)[-400:]}"}
+    figures: Figures = json.loads(told.read_text())
+    return figures
+
+
+def main() -> None:
+    """Run the variant that is named, and write its figures."""
+    import torch
+    from benchmarks.gpu.kit import Results, device
+
+    name, wanted, told = sys.argv[1:4]
+    tiny = "--tiny" in sys.argv
+    machine = Machine("cpu" if tiny else device(), tiny, Path(), Results(Path()))
+    if machine.device == "cuda":
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+    shape = next(each for each in SHAPES if each.name == name)
+    lever = next(each for each in LEVERS if each.name == wanted)
+    Path(told).write_text(json.dumps(row(shape.small() if tiny else shape, lever, machine)))
+
+
 def row(shape: Shape, lever: Lever, machine: Machine) -> Figures:
     """The figures of a variant, or the error that it ends with."""
-    import torch
-
-    if missing := lacking(lever):
-        return {"error": f"this PyTorch has no {missing}"}
-    torch._dynamo.reset()
-    gc.collect()
-    if machine.device == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
     try:
         return Loop(shape, lever, machine).figures()
     except Exception as error:
@@ -405,3 +443,7 @@ def peak_of(cuda: bool) -> float | None:
 
     device = driver_device(torch.cuda.get_device_name()) if cuda else None
     return device.peaks.get("bf16") if device else None
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.jobs import peer, train
+from benchmarks.gpu.jobs import in_turn, peer, train
 from benchmarks.gpu.kit import Figures, Machine, NotApplicable, Piece
 from benchmarks.gpu.speed import Row, Shape, data_of, rows
 
@@ -27,7 +27,13 @@ BESIDE = ("compiled",)  # peers that are profiled as well
 def pieces() -> list[Piece]:
     """One for each row, in the same order."""
     parts = ("*", "benchmarks/gpu/speed.py", "benchmarks/gpu/peers.py")
-    return [Piece("profile", row.name, row.limit, _profiled(row), parts=parts) for row in rows()]
+    return [
+        Piece(
+            "profile", row.name, row.limit, _profiled(row), shared=True, gigabytes=0.6 * row.gigabytes,
+            parts=parts,
+        )
+        for row in rows()
+    ]  # fmt: skip
 
 
 def overrides(shape: Shape, data: str) -> list[str]:
@@ -48,13 +54,14 @@ def _profiled(row: Row) -> Callable[[Machine], Figures]:
         shape = Shape(short, machine)
         data = data_of(shape)
         settings = overrides(shape, data)
-        result = train(machine, "muster", row.recipe, *settings)
+        turn = machine.turn(USUAL - 4)
+        result = train(machine, "muster", row.recipe, *settings, *in_turn(turn))
         if not result["profiles"]:
             raise NotApplicable("; ".join(result["notes"]))
         figures: Figures = {"muster": result["profiles"][0], "settings": {"muster": settings}}
         if row.peer in BESIDE:
             work = shape.work(data) | {"steps": STEPS}
-            figures["peer"] = peer(row.peer, work, "benchmarks.gpu.profile")["profile"]
+            figures["peer"] = peer(row.peer, work, "benchmarks.gpu.profile", turn)["profile"]
             figures["settings"]["peer"] = work
         return figures
 

@@ -1,8 +1,9 @@
 """Muster's speed beside a peer's, rebuilt from its published settings (peers.py); each run is a process.
 
-Both run in turn, in as many rounds as the row's usual time allows, on the same samples. Muster runs with
-its fast settings. A rate is of the steps after the first quarter, and the ratio is that of a round. A bar
-that is not met is a figure as any other, and no failure.
+Each side trains on the same samples, and Muster also with settings that differ in one thing. All of them warm
+up together, also those of other rows, and one at a time is timed (turn/sitecustomize.py): starting and
+compiling take minutes, the steps that are timed seconds. A rate is of the steps after the first quarter. A
+bar that is not met is a figure as any other, and no failure.
 
 The published weights cannot be had without a network: every model starts from random ones, on both sides.
 """
@@ -13,17 +14,18 @@ import io
 import json
 import os
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.jobs import PLAIN, peer, train
-from benchmarks.gpu.kit import Figures, Machine, NotApplicable, Piece
+from benchmarks.gpu.jobs import PLAIN, Failed, in_turn, peer, train
+from benchmarks.gpu.kit import MOST, Figures, Machine, NotApplicable, Piece
 
-LEAST, MOST = 2, 3  # rounds
+USUAL = 150.0  # seconds of a row, beside others
+BEFORE = 3  # steps that a GPU which waited gets before those that count
 WAITING = 0.01  # of a step, for its batch, at most
 HELD = 1000  # pairs
 DDP = ("engine.name=ddp", "engine.zero=0")
@@ -56,7 +58,8 @@ class Row:
 
     name: str
     limit: float
-    usual: float  # seconds for its rounds, of which there is at least one
+    usual: float  # seconds, beside other rows
+    gigabytes: float  # of the device, of all sides together
     recipe: str
     overrides: tuple[str, ...]
     muster: Side
@@ -73,6 +76,7 @@ class Row:
     ratio: float | None = None  # bars: of the samples per second
     mfu: float | None = None
     needs: tuple[str, ...] = ()  # packages
+    also: tuple[str, ...] = ()  # overrides, each of one more run of Muster
 
     @property
     def alike(self) -> bool:
@@ -83,10 +87,10 @@ class Row:
 def rows() -> list[Row]:
     """What tells most comes first."""
 
-    def pairs(size: str, limit: float, usual: float, samples: int, micro: int, bar: float) -> Row:
+    def pairs(size: str, limit: float, gigabytes: float, samples: int, micro: int, bar: float) -> Row:
         many = micro // 32
         return Row(
-            f"{size}-text2sql", limit, usual, "text2sql-t5-small",
+            f"{size}-text2sql", limit, USUAL, gigabytes, "text2sql-t5-small",
             ("model.init=random", "model.tokenizer=train", "data.padding=dynamic", "precision=auto",
              "train.warmup=0.05"),
             Side(micro, 5e-5 * many), samples, size, ("t5-small", T5), sequence=96,
@@ -96,38 +100,38 @@ def rows() -> list[Row]:
 
     return [
         Row(
-            "gpt2-124m", 240, 105, "opt-benchmark", LM, Side(32, 6e-4), 32 * 60, "gpt2-small",
+            "gpt2-124m", 240, USUAL, 58, "opt-benchmark", LM, Side(32, 6e-4), 32 * 60, "gpt2-small",
             ("gpt2-micro", {"n_embd": 64, "vocab_size": 1000, "resid_pdrop": 0.0}),
             {"vocab_size": 50304, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, 1024,
             peer="compiled", published="a plain compiled bf16 loop (llm.c: MFU 41 %)", ratio=1.2, mfu=0.45,
+            also=("train.compile=true",),
         ),
         Row(
-            "opt-350m-sft", 240, 105, "s1-opt-350m", LM, Side(24, 1e-10), 24 * 60, "facebook/opt-350m",
+            "opt-350m-sft", 240, USUAL, 69, "s1-opt-350m", LM, Side(24, 1e-10), 24 * 60, "facebook/opt-350m",
             ("opt-8m", OPT), {"dropout": 0.0, "attention_dropout": 0.0}, 512,
-            peer="deepspeed", ratio=4, mfu=0.5, needs=("deepspeed",),
+            peer="deepspeed", ratio=4, mfu=0.5, needs=("deepspeed",), also=("train.compile=true",),
             published="S1: DeepSpeed's engine, fp16, eager, batch 24 (119 samples/s of an H100, MFU 12 %)",
         ),
-        pairs("t5-small", 240, 150, 16_384, 512, 12),
+        pairs("t5-small", 240, 25, 16_384, 512, 12),
         Row(
-            "opt-1.3b", 300, 130, "opt-benchmark", LM, Side(8, 2e-4), 8 * 24, "opt-1.3b", ("opt-8m", OPT),
-            {"dropout": 0.0}, 2048, peer="tokens", mfu=0.55,
+            "opt-1.3b", 300, USUAL, 85, "opt-benchmark", LM, Side(8, 2e-4), 8 * 24, "opt-1.3b",
+            ("opt-8m", OPT), {"dropout": 0.0}, 2048, peer="tokens", mfu=0.55,
             published="Transformers Trainer, bf16, SDPA (1.3B on 8 H100: MFU 41.8 %)",
         ),
         Row(
-            "llama-8b-shape", 150, 80, "opt-benchmark", (*LM, "train.compile=true"), Side(4, 3e-4), 4 * 12,
-            "llama-3-8b",
-            ("llama-3-8b", LLAMA), {"num_hidden_layers": 6}, 8192, accumulation=4,
+            "llama-8b-shape", 240, USUAL, 55, "opt-benchmark", (*LM, "train.compile=true"), Side(4, 3e-4),
+            4 * 12, "llama-3-8b", ("llama-3-8b", LLAMA), {"num_hidden_layers": 6}, 8192, accumulation=4,
             published="torchtitan: MFU 33 to 39 % in bf16", mfu=0.45,
         ),
         Row(
-            "vit-b16", 240, 130, "vit-b16-cifar10", ("precision=auto", "train.compile=true"),
+            "vit-b16", 240, USUAL, 25, "vit-b16-cifar10", ("precision=auto", "train.compile=true"),
             Side(128, 1e-4), 128 * 120, "vit-base", ("vit-tiny", VIT),
             peer="images", other=Side(16, 1e-4), ratio=2,
             published="S5: Transformers Trainer, fp16, batch 16",
         ),
-        pairs("t5-large", 300, 180, 4096, 128, 8),
+        pairs("t5-large", 300, 60, 4096, 128, 8),
         Row(
-            "opt-13b-lora", 420, 200, "s1-opt-13b",
+            "opt-13b-lora", 420, USUAL, 75, "s1-opt-13b",
             ("precision=auto", "engine.zero=0", "train.gradient_checkpointing=auto"),
             Side(16, 1e-10), 16 * 12, "facebook/opt-13b", ("opt-8m", OPT),
             {"dropout": 0.0, "attention_dropout": 0.0}, 512,
@@ -141,7 +145,10 @@ def rows() -> list[Row]:
 def pieces() -> list[Piece]:
     """One for each row."""
     return [
-        Piece("speed", row.name, row.limit, _measured(row), row.usual, parts=("*", "benchmarks/gpu/peers.py"))
+        Piece(
+            "speed", row.name, row.limit, _measured(row), row.usual, shared=True, gigabytes=row.gigabytes,
+            parts=("*", "benchmarks/gpu/peers.py"),
+        )
         for row in rows()
     ]
 
@@ -173,6 +180,13 @@ class Shape:
     def steps(self, side: Side) -> int:
         """Of a run."""
         return (32 if self.machine.tiny else self.row.samples) // self.batch(side)
+
+    def turn(self, side: Side) -> dict[str, str]:
+        """The environment in which a side is timed alone: from a few steps before the first that counts to
+        its last, or to its end where held-out data follows."""
+        steps = self.steps(side)
+        until = 0 if self.row.peer == "pairs" else steps
+        return self.machine.turn(max(1, steps // 4 - BEFORE), until)
 
     def overrides(self, data: str) -> list[str]:
         """Muster's."""
@@ -251,18 +265,19 @@ def write_images(folder: Path, count: int) -> None:
         parquet.write_table(table, folder / f"{name}.parquet")
 
 
-def in_turn(sides: Sequence[Callable[[int], Figures]], seconds: float, most: int) -> list[list[Figures]]:
-    """Rounds of one run of each side. No round begins that would probably not end within `seconds`; beyond
-    LEAST there has to be time to spare."""
-    began = time.monotonic()
-    rounds: list[list[Figures]] = []
-    while len(rounds) < most:
-        each = (time.monotonic() - began) / len(rounds) if rounds else 0.0
-        left = seconds - (time.monotonic() - began)
-        if rounds and (each > left or (len(rounds) >= LEAST and 1.5 * each > left)):
-            break
-        rounds.append([side(len(rounds)) for side in sides])
-    return rounds
+def together(sides: Mapping[str, Callable[[], Figures]]) -> dict[str, Figures]:
+    """Run all sides at the same time; -> their figures, or the error of one. A run that failed costs no other
+    its figures: a GPU is not at hand every day."""
+
+    def tried(side: Callable[[], Figures]) -> Figures:
+        try:
+            return side()
+        except Failed as error:
+            return {"error": str(error)[-MOST:]}
+
+    with ThreadPoolExecutor(len(sides)) as pool:
+        futures = {name: pool.submit(tried, side) for name, side in sides.items()}
+        return {name: future.result() for name, future in futures.items()}
 
 
 def _measured(row: Row) -> Callable[[Machine], Figures]:
@@ -270,21 +285,27 @@ def _measured(row: Row) -> Callable[[Machine], Figures]:
         for package in row.needs:
             if find_spec(package) is None:
                 raise NotApplicable(f"needs {package}, which is not installed here")
-        began = time.monotonic()
         shape = Shape(row, machine)
         data = data_of(shape)
+        settings = shape.overrides(data)
 
-        def ours(turn: int) -> Figures:
-            return told(train(machine, f"muster{turn}", row.recipe, *shape.overrides(data)))
+        def ours(name: str, *more: str) -> Callable[[], Figures]:
+            words = [*settings, *more, *in_turn(shape.turn(row.muster))]
+            return lambda: told(train(machine, name, row.recipe, *words))
 
-        def theirs(turn: int) -> Figures:
-            return peer(row.peer, shape.work(data))
+        def theirs() -> Figures:
+            return peer(row.peer, shape.work(data), env=shape.turn(row.other or row.muster))
 
-        sides = [ours, theirs] if row.peer else [ours]
-        # The piece is ended when its seconds are over, and this one wants to end by itself.
-        seconds = min(row.usual, 0.95 * machine.seconds) - (time.monotonic() - began)
-        rounds = in_turn(sides, seconds, 1 if machine.tiny else MOST)
-        return compared(row, rounds, [shape.overrides(data), shape.work(data) if row.peer else None])
+        also = () if machine.tiny else row.also
+        sides = {"muster": ours("muster")} | ({"peer": theirs} if row.peer else {})
+        sides |= {each: ours(f"also{index}", each) for index, each in enumerate(also)}
+        found = together(sides)
+        wrong = [f"{name}: {each['error']}" for name, each in found.items() if "error" in each]
+        if any("error" in found[name] for name in ("muster", "peer") if name in found):
+            raise Failed("\n".join([json.dumps(found), *wrong]))
+        round_ = [found[name] for name in ("muster", "peer") if name in found]
+        figures = compared(row, [round_], [settings, shape.work(data) if row.peer else None])
+        return {**figures, "also": {name: found[name] for name in also}}
 
     return run
 
