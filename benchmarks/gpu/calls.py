@@ -17,7 +17,7 @@ from benchmarks.gpu.sources import source
 LEAST = 10.0  # seconds that have to be left for a piece to be begun
 SLOWER = 3.0  # times a piece's limit, for CPUs
 TOGETHER = 7 / 16  # pieces that share the GPU, for each core
-SHARE = 0.85  # of the device's memory that they may take
+SHARE = 0.92  # of the device's memory that they may take
 
 
 def room_of(machine: Mapping[str, Any], tiny: bool) -> Room:

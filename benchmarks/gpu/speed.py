@@ -100,19 +100,18 @@ def rows() -> list[Row]:
 
     return [
         Row(
-            "gpt2-124m", 240, USUAL, 58, "opt-benchmark", LM, Side(32, 6e-4), 32 * 60, "gpt2-small",
+            "gpt2-124m", 240, USUAL, 42, "opt-benchmark", LM, Side(32, 6e-4), 32 * 60, "gpt2-small",
             ("gpt2-micro", {"n_embd": 64, "vocab_size": 1000, "resid_pdrop": 0.0}),
             {"vocab_size": 50304, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, 1024,
             peer="compiled", published="a plain compiled bf16 loop (llm.c: MFU 41 %)", ratio=1.2, mfu=0.45,
-            also=("train.compile=true",),
         ),
         Row(
-            "opt-350m-sft", 240, USUAL, 69, "s1-opt-350m", LM, Side(24, 1e-10), 24 * 60, "facebook/opt-350m",
+            "opt-350m-sft", 240, USUAL, 66, "s1-opt-350m", LM, Side(24, 1e-10), 24 * 60, "facebook/opt-350m",
             ("opt-8m", OPT), {"dropout": 0.0, "attention_dropout": 0.0}, 512,
             peer="deepspeed", ratio=4, mfu=0.5, needs=("deepspeed",), also=("train.compile=true",),
             published="S1: DeepSpeed's engine, fp16, eager, batch 24 (119 samples/s of an H100, MFU 12 %)",
         ),
-        pairs("t5-small", 240, 25, 16_384, 512, 12),
+        pairs("t5-small", 240, 14, 16_384, 512, 12),
         Row(
             "opt-1.3b", 300, USUAL, 85, "opt-benchmark", LM, Side(8, 2e-4), 8 * 24, "opt-1.3b",
             ("opt-8m", OPT), {"dropout": 0.0}, 2048, peer="tokens", mfu=0.55,
@@ -124,8 +123,8 @@ def rows() -> list[Row]:
             published="torchtitan: MFU 33 to 39 % in bf16", mfu=0.45,
         ),
         Row(
-            "vit-b16", 240, USUAL, 25, "vit-b16-cifar10", ("precision=auto", "train.compile=true"),
-            Side(128, 1e-4), 128 * 120, "vit-base", ("vit-tiny", VIT),
+            "vit-b16", 240, USUAL, 18, "vit-b16-cifar10", ("precision=auto", "train.compile=true"),
+            Side(128, 1e-4), 128 * 40, "vit-base", ("vit-tiny", VIT),
             peer="images", other=Side(16, 1e-4), ratio=2,
             published="S5: Transformers Trainer, fp16, batch 16",
         ),

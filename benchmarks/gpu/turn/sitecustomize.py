@@ -3,7 +3,8 @@
 Python runs this file at its start where its folder is on PYTHONPATH. It does nothing without MUSTER_TURN,
 which is "AFTER UNTIL FILE". From the first optimizer on, the process holds a shared lock of FILE. After AFTER
 steps of an optimizer it waits for the lock of its own, which it gets once all others have warmed up and none
-is being timed; it gives it back after UNTIL steps, or when it ends.
+is being timed; it gives it back after UNTIL steps, or when it ends. One that has waited for PATIENCE seconds
+goes on without, and says so in FILE.late: its figures hold other processes.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+PATIENCE = 150.0
+
 
 class Turn:
     """The steps of a process, and its lock. POSIX's: forked loader processes do not inherit it."""
 
     def __init__(self, after: int, until: int, path: str) -> None:
-        self.after, self.until, self.steps = after, until, 0
+        self.after, self.until, self.steps, self.path = after, until, 0, path
         self.file = Path(path).open("a+")  # noqa: SIM115 (closing it gives the lock back)
 
     def wait(self) -> None:
@@ -41,9 +44,23 @@ class Turn:
                 torch.cuda.synchronize()
             fcntl.lockf(self.file, fcntl.LOCK_UN)
             if self.steps == self.after:
-                fcntl.lockf(self.file, fcntl.LOCK_EX)
+                self.alone()
+
+    def alone(self) -> None:
+        """Wait until no other process holds the lock."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            try:
+                fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                time.sleep(0.02)
+            else:
+                return
+        with Path(f"{self.path}.late").open("a") as late:
+            late.write(f"{os.getpid()} {sys.argv}\n")
 
 
-if words := os.environ.get("MUSTER_TURN"):
+# Processes that this one starts, which compile its kernels or load its data, have no turn of their own.
+if words := os.environ.pop("MUSTER_TURN", None):
     first, last, place = words.split(" ", 2)
     threading.Thread(target=Turn(int(first), int(last), place).wait, daemon=True).start()
