@@ -137,11 +137,11 @@ def _measured(shape: Shape) -> Callable[[Machine], Figures]:
         began, longest = time.monotonic(), [0.0]
 
         def tried(lever: Lever) -> Figures:
-            if missing := lacking(lever):
-                return {"lever": lever.name, "error": f"this PyTorch has no {missing}"}
             start = time.monotonic()
             if start - began + 1.3 * max(longest) > machine.seconds:
                 return {"lever": lever.name, "error": "no time"}
+            if missing := lacking(lever):
+                return {"lever": lever.name, "error": f"this PyTorch has no {missing}"}
             figures = {"lever": lever.name, **apart(shape, lever, machine)}
             longest.append(time.monotonic() - start)
             return figures

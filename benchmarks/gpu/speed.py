@@ -323,7 +323,8 @@ def told(result: Mapping[str, Any]) -> Figures:
         "peak": flops.get("peak"),
         "flops_per_second": flops.get("model_per_second"),
         "held_out_loss": result["evaluation_loss"],
-        "memory": result["memory"],
+        # Other processes hold the device's memory meanwhile.
+        "memory": {key: size for key, size in result["memory"].items() if key != "device_peak"},
         "planned": result["planned"],
     }
 
