@@ -6,7 +6,8 @@ key takes, with its bounds, a ~ where no bool is a number, and a ? where null me
 between them are all that it takes; null, anything. Aliases are of zero_optimization: a field's name, and the
 key that stands for the same. Strict sections are read by pydantic, which converts values and refuses a key
 that it does not know; the others are taken as they are. Absent sections may be null. Optimizers and
-schedulers have the names that they take, with a ! where they do not work without.
+schedulers have the names that they take, with a ! where they do not work without. Removed keys are refused
+even where they are switched off, for the reason given.
 """
 
 from __future__ import annotations
@@ -200,41 +201,37 @@ def main() -> None:
         "comet",
         "comms_logger",
         "autotuning",
-        "elasticity",
         "aio",
         "data_types",
         "checkpoint",
-        "compression_training",
         "data_efficiency",
-        "curriculum_learning",
-        "progressive_layer_drop",
-        "sparse_attention",
-        "eigenvalue",
-        "nebula",
         "communication_data_type",
         "sequence_parallel_size",
         "hybrid_engine",
         "pipeline",
         "timers",
-        "amp",
         "dump_state",
         "zero_allow_untested_optimizer",
         "zero_force_ds_cpu_optimizer",
         "prescale_gradients",
         "torch_autocast",
-        "graph_harvesting",
         "use_node_local_storage",
         "fp32",
         "dataloader_drop_last",
     ]:
         top.setdefault(key, None)
+    removed = {
+        **ds_config._REMOVED_TOP_LEVEL_CONFIG_KEYS,
+        **{f"zero_optimization.{key}": why for key, why in ds_config._REMOVED_ZERO_CONFIG_KEYS.items()},
+    }
     optimizers = [*OWN, *subclasses(torch.optim, torch.optim.Optimizer)]
     schedulers = [getattr(lr_schedules, name) for name in lr_schedules.VALID_LR_SCHEDULES]
     schedulers += subclasses(torch.optim.lr_scheduler, torch.optim.lr_scheduler.LRScheduler)
     muon = {*DeepSpeedEngine._MUON_HALF_KEYS, *DeepSpeedEngine._ADAM_HALF_KEYS, "muon_lr", "adam_lr"}
     made = {
         "deepspeed": deepspeed.__version__,
-        "keys": dict(sorted(top.items())),
+        "keys": {key: each for key, each in sorted(top.items()) if key not in removed},
+        "removed": {key: re.split("[.;] ", why)[0] for key, why in sorted(removed.items())},
         "aliases": {
             name: field.alias for name, field in DeepSpeedZeroConfig.model_fields.items() if field.alias
         },

@@ -22,6 +22,7 @@ from muster.core.job import Decision
 from muster.core.near import did_you_mean
 from muster.core.recipe import Recipe
 from muster.engines.deepspeed.reading import AUTO, converted, read_file, section, source, without_effect
+from muster.engines.deepspeed.refused import UNTESTED, check_together, dtype_bytes, offloads
 
 _BATCH_KEYS = {
     "train_micro_batch_size_per_gpu": "micro",
@@ -72,28 +73,18 @@ _FIXED: dict[str, tuple[tuple[Any, ...], str, str]] = {
     ),
     "gradient_allreduce_op": (("mean", "auto"), "gradients are means over all ranks", "leave it out"),
     "managed_gradient_accumulation": ((True, "auto"), "DeepSpeed counts micro-batches", "leave it out"),
-    "graph_harvesting": ((False, "auto"), "DeepSpeed has it no longer", "leave it out"),
 }
 # What needs a training loop, a model or a package that Muster does not bring.
 _NOT_TRAINED_WITH = {
-    "amp": "is Apex's: bf16 or fp16 has its place",
     "autotuning": "ends the process after some steps",
-    "compression_training": "changes the model, and needs calls in the training loop",
-    "curriculum_learning": "needs a training loop that asks it for each step's length",
     "data_efficiency": "needs a training loop that takes its samples",
-    "eigenvalue": "needs a training loop that asks it for each step",
-    "elasticity": "changes the batch with the number of ranks: muster resume goes on with other hosts",
     "expert_parallel": "spreads experts over ranks",
     "hybrid_engine": "needs DeepSpeed-Chat's training loop",
-    "nebula": "is no longer in DeepSpeed",
-    "progressive_layer_drop": "needs a model that takes it",
-    "sparse_attention": "needs a model that takes it",
     "torch_autocast": "computes in what the recipe does not say: precision has its place",
     "weight_quantization": "changes the model, and needs calls in the training loop",
 }
 _TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet-ml"}  # sections -> packages
 _JOB_NAME = "DeepSpeedJobName"  # of a monitor's folder, where none is given
-_COMPRESSED = ("onebitadam", "onebitlamb", "zerooneadam")  # DeepSpeed reads names in any case
 # Fields of the recipe's `train` -> where DeepSpeed's file has them.
 _PLACES = {
     "learning_rate": "optimizer.params.lr, or the scheduler's own rate,",
@@ -107,8 +98,6 @@ _PLACES = {
 REDUCE_BUCKET = 500_000_000  # elements, of stages 1 and 2
 GROUP = "zero_hpz_partition_size"
 _BUCKET = "reduce_bucket_size"
-TESTED = ("adam", "adamw", "adagrad", "lion", "muon")  # optimizers that DeepSpeed takes under ZeRO
-UNTESTED = "zero_allow_untested_optimizer"  # the key with which it takes others
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 
 
@@ -128,6 +117,9 @@ def checked(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
         if name in zero and alias in zero:
             what = f"zero_optimization has both {name} and {alias}, which are one: DeepSpeed refuses that"
             raise RecipeError(what, where=where, hint="leave one out")
+    if "bf16" in config and config.get("bfloat16", config["bf16"]) != config["bf16"]:
+        what = "bf16 and bfloat16 differ, and are one section: DeepSpeed reads bf16 alone"
+        raise RecipeError(what, where=where, hint="leave bfloat16 out")
     if zero.get("stage") == AUTO:
         what = 'zero_optimization.stage is "auto", and must be 0, 1, 2 or 3'
         raise RecipeError(what, where=where)
@@ -156,13 +148,6 @@ def checked(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
             raise RecipeError(f"{key} is {json.dumps(config[key])}, and must be a section", where=where)
         if asked.get("enabled", bool(asked)):
             raise RecipeError(f"{key} {why}", where=where, hint=f"leave {key} out")
-    kind = section(config, "optimizer").get("type")
-    if kind and kind.lower() in _COMPRESSED:
-        raise RecipeError(
-            f"optimizer.type {kind} needs a communication of its own, which Muster does not set up",
-            where=where,
-            hint="AdamW, or no optimizer: the recipe's AdamW",
-        )
     return config
 
 
@@ -185,20 +170,48 @@ def user_batch(config: Mapping[str, Any]) -> dict[str, int]:
 def _optimizer_class(config: Mapping[str, Any]) -> str:
     """Name the class that DeepSpeed makes of the optimizer that a file names (_configure_basic_optimizer of
     runtime/engine.py); empty: it names none."""
-    optimizer, zero = section(config, "optimizer"), section(config, "zero_optimization")
+    optimizer = section(config, "optimizer")
     kind = str(optimizer.get("type") or "")
-    offloaded = section(zero, "offload_optimizer").get("device", "none") not in (None, "none")
-    if _is_adam(config):
-        if section(optimizer, "params").get("torch_adam"):
-            return "AdamW"
-        return "DeepSpeedCPUAdam" if offloaded else "FusedAdam"
-    own = {
-        "adagrad": "DeepSpeedCPUAdagrad" if offloaded else "Adagrad",
-        "lion": "DeepSpeedCPULion" if offloaded else "FusedLion",
-        "lamb": "FusedLamb",
-        "muon": "MuonWithAuxAdam",
-    }
-    return own.get(kind.lower(), kind)
+    if _is_adam(config) and section(optimizer, "params").get("torch_adam"):
+        return "AdamW"
+    on_device, on_host = _CLASSES.get(kind.lower(), (kind, kind))
+    return on_host if offloads(config) else on_device
+
+
+# DeepSpeed's own names, in any case -> the class that it makes, on the device and in host memory.
+_CLASSES = {
+    **dict.fromkeys(("adam", "adamw"), ("FusedAdam", "DeepSpeedCPUAdam")),
+    "adagrad": ("Adagrad", "DeepSpeedCPUAdagrad"),
+    "lion": ("FusedLion", "DeepSpeedCPULion"),
+    "lamb": ("FusedLamb", "FusedLamb"),
+    "muon": ("MuonWithAuxAdam", "MuonWithAuxAdam"),
+}
+# Its classes, which it does not take as names -> the name of which it makes them.
+_MADE_OF = {
+    "FusedAdam": "AdamW",
+    "DeepSpeedCPUAdam": "AdamW",
+    "DeepSpeedCPUAdagrad": "Adagrad",
+    "FusedLion": "Lion",
+    "DeepSpeedCPULion": "Lion",
+    "FusedLamb": "Lamb",
+    "MuonWithAuxAdam": "Muon",
+}
+
+
+def _check_name(key: str, given: str) -> None:
+    """Raise RecipeError for the name of an optimizer or a scheduler that there is not (_do_sanity_check of
+    runtime/engine.py)."""
+    own = _MADE_OF if key == "optimizer" else {}
+    names = {*source()[f"{key}s"], *own.values()} - {*own}
+    if given in names or (own and given.lower() in _CLASSES):
+        return
+    same = next((each for each in (*names, *own) if each.lower() == given.lower()), given)
+    hint = did_you_mean(same, names) or _INSTEAD[key]
+    if same in own:
+        place = " with zero_optimization.offload_optimizer" if "CPU" in same else ""
+        hint = f"{own[same]}{place}, of which DeepSpeed makes a {same}"
+    what = f"is {given}, and neither DeepSpeed nor PyTorch has one of that name"
+    raise RecipeError(what, where=f"{key}.type", hint=hint)
 
 
 def _check_classes(config: Mapping[str, Any]) -> None:
@@ -209,10 +222,7 @@ def _check_classes(config: Mapping[str, Any]) -> None:
         classes, params = source()[f"{key}s"], section(section(config, key), "params")
         if not kind or kind.lower() in _OF_MUP:
             continue
-        if kind not in classes:
-            near = [name for name in classes if name.lower() == kind.lower()] or [kind]
-            what = f"is {kind}, and neither DeepSpeed nor PyTorch has such a class"
-            raise RecipeError(what, where=f"{key}.type", hint=did_you_mean(near[0], classes) or _INSTEAD[key])
+        _check_name(key, section(config, key)["type"])
         half = any(section(config, name).get("enabled") for name in ("fp16", "bf16"))
         wrapped = half or section(config, "zero_optimization").get("stage")
         if key == "scheduler" and wrapped and kind not in (*_OVERRULES, "WarmupCosineLR"):
@@ -231,10 +241,12 @@ def _check_classes(config: Mapping[str, Any]) -> None:
             if name == "betas" and value != "auto" and (not isinstance(value, list) or len(value) != 2):
                 what = f"is {json.dumps(value)}, and must be two numbers"
                 raise RecipeError(what, where="optimizer.params.betas", hint="[0.9, 0.999]")
-        steps = params.get("warmup_num_steps", 1) if kind in _SCHEDULERS else 1
-        if steps != "auto" and (not isinstance(steps, int) or steps < 1):
-            what = f"is {json.dumps(steps)}, and {kind} takes a whole number from 1 on"
-            raise RecipeError(what, where=f"{key}.params.warmup_num_steps", hint='"auto": train.warmup')
+        for name in (name for name in ("warmup_num_steps", "lr_range_test_step_size") if name in taken):
+            steps = params.get(name, 1)
+            if steps != "auto" and (not isinstance(steps, int) or steps < 1):
+                what = f"is {json.dumps(steps)}, and {kind} takes a whole number from 1 on"
+                hint = '"auto": train.warmup' if name in _FILLED else "leave it out: 2000"
+                raise RecipeError(what, where=f"{key}.params.{name}", hint=hint)
         lacking = [name for name, needed in taken.items() if needed and name not in params]
         if lacking:
             raise RecipeError(f"{kind} needs {' and '.join(lacking)}", where=f"{key}.params")
@@ -590,8 +602,8 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
     else:
         config = _own_config(recipe)
     config = _renamed(_lay(config, _options(recipe.engine.options)))
-    for key in (*_NOT_TRAINED_WITH, "graph_harvesting"):
-        config.pop(key, None)  # switched off; DeepSpeed refuses even so what it has no longer
+    for key in _NOT_TRAINED_WITH:
+        config.pop(key, None)  # switched off
     user_schedule(config)
     _complete_scheduler(config)
     _complete_optimizer(config)
@@ -610,9 +622,8 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
     # Accelerate refuses a file without the section, for which DeepSpeed has a default.
     zero = config["zero_optimization"] = {"stage": 0, **section(config, "zero_optimization")}
     _check_classes(config)
-    _check_adagrad(config)
-    _check_tested(config)
-    _check_together(config)
+    clip = config["gradient_clipping"]
+    check_together(config, _optimizer_class(config), recipe.train.clip if clip == "auto" else clip)
     gathers = zero["stage"] == 3 and "stage3_gather_fp16_weights_on_model_save" not in zero  # its old name
     if gathers and zero.setdefault(_GATHER, True) not in (True, "auto"):
         raise RecipeError(
@@ -621,81 +632,6 @@ def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, 
             hint="leave it out, or set it to true",
         )
     return config
-
-
-def _check_adagrad(config: Mapping[str, Any]) -> None:
-    """Raise RecipeError for ZeRO with PyTorch's Adagrad, which DeepSpeed makes anew with one group of
-    parameters for all, and then asks for the second (initialize_optimizer_states of zero/stage_1_and_2.py and
-    stage3.py)."""
-    zero = section(config, "zero_optimization")
-    on_device = section(zero, "offload_optimizer").get("device", "none") in (None, "none")
-    if str(section(config, "optimizer").get("type")).lower() == "adagrad" and zero.get("stage") and on_device:
-        raise RecipeError(
-            "Adagrad fails under ZeRO: DeepSpeed loses its parameters without weight decay",
-            where="optimizer.type",
-            hint="zero_optimization.offload_optimizer with device: cpu, stage 0, or AdamW",
-        )
-
-
-def _check_together(config: Mapping[str, Any]) -> None:
-    """Raise RecipeError for values that DeepSpeed refuses beside each other (config.py, zero/config.py and
-    precision_config.py of its runtime; base_optimizer.py, _configure_master_weights; engine.py,
-    _do_optimizer_sanity_check)."""
-    zero, fp16, bf16 = (section(config, name) for name in ("zero_optimization", "fp16", "bf16"))
-    stage, offload = zero["stage"], section(zero, "offload_optimizer")
-    host = bool(stage) and offload.get("device", "none") != "none"
-    ratio, kept = offload.get("ratio", 1.0), section(config, "data_types").get("grad_accum_dtype")
-    dynamic = fp16["enabled"] and not fp16.get("loss_scale")
-    in_fp16, in_bf16 = fp16.get("fp16_master_weights_and_grads"), bf16.get("bf16_master_weights_and_grads")
-    states, width = bf16.get("bf16_optimizer_states"), 2 if fp16["enabled"] or bf16["enabled"] else 4
-    on_host = "works only with ZeRO and an optimizer in host memory"
-    for refused, where, what in (
-        (
-            stage not in (1, 2) and not zero.get("compute_grad_norm", True),
-            "zero_optimization.compute_grad_norm", f"is false, and ZeRO-{stage} takes the norm",
-        ),
-        (
-            stage != 3 and ratio < 1,
-            "zero_optimization.offload_optimizer.ratio", f"is {ratio:g}, and ZeRO-{stage} moves all",
-        ),
-        (in_fp16 and not host, "fp16.fp16_master_weights_and_grads", on_host),
-        (in_bf16 and not states and not host, "bf16.bf16_master_weights_and_grads", on_host),
-        (
-            states and not (in_bf16 and stage),
-            "bf16.bf16_optimizer_states", "works only with ZeRO and bf16_master_weights_and_grads",
-        ),
-        (
-            not stage and kept is not None and dtype_bytes(kept) != width,
-            "data_types.grad_accum_dtype", f"is {kept}, and without ZeRO gradients are as the model",
-        ),
-        *(
-            (
-                dynamic and fp16.get(name, 1) <= 0,
-                f"fp16.{name}", f"is {fp16.get(name)}, and must be above 0 where the scale is dynamic",
-            )
-            for name in ("loss_scale_window", "min_loss_scale")
-        ),
-    ):  # fmt: skip
-        if refused:
-            raise RecipeError(what, where=where, hint="leave it out")
-
-
-def dtype_bytes(dtype: str) -> int:
-    """Return the bytes of a value of a type that DeepSpeed knows by name."""
-    return 4 if "32" in dtype or dtype == "float" else 2
-
-
-def _check_tested(config: Mapping[str, Any]) -> None:
-    """Raise RecipeError for ZeRO with an optimizer that DeepSpeed takes only where its key says so
-    (_do_optimizer_sanity_check of runtime/engine.py): its ranks would end with an assertion."""
-    given = section(config, "optimizer").get("type")
-    allowed = given is None or str(given).lower() in TESTED or config.get(UNTESTED)
-    if not allowed and section(config, "zero_optimization").get("stage"):
-        raise RecipeError(
-            f"is {given}, which DeepSpeed does not take under ZeRO without {UNTESTED}",
-            where="optimizer.type",
-            hint=f'"{UNTESTED}": true, stage 0, or AdamW',
-        )
 
 
 def fill_auto(config: Mapping[str, Any], recipe: Recipe, width: int | None) -> dict[str, Any]:

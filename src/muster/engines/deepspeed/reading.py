@@ -112,7 +112,7 @@ def _section(
     made, lax = dict[str, Any](), prefix.rstrip(".") in source()["strict"]
     for key, value in config.items():
         path = prefix + key
-        if path in _WITHOUT_EFFECT:
+        if path in _WITHOUT_EFFECT or _removed(path, value, where):
             continue
         if key not in allowed:
             raise _unknown(key, allowed, prefix, where)
@@ -120,6 +120,8 @@ def _section(
         absent = path in source()["absent"] or (isinstance(kind, str) and kind.endswith("?"))
         if (value is None and absent) or (value == AUTO and lax and path not in _DECIDED):
             continue
+        if path == "zero_optimization" and isinstance(value, bool):
+            value = {"stage": int(value)}  # the oldest form (zero/config.py, read_zero_config_deprecated)
         if isinstance(kind, dict):
             if not isinstance(value, dict):
                 what = f"{path} is {json.dumps(value)}, and must be a section"
@@ -130,6 +132,15 @@ def _section(
         else:
             made[key] = value if kind is None else _value(value, kind, path, where, lax=lax)
     return made
+
+
+def _removed(path: str, value: Any, where: str) -> bool:
+    """Return whether DeepSpeed has a key no longer: even off, as here, it refuses that. Raises
+    RecipeError where it is on."""
+    why = source()["removed"].get(path)
+    if why and (value.get("enabled", bool(value)) if isinstance(value, dict) else value):
+        raise RecipeError(f"{path} is refused by DeepSpeed: {why}", where=where, hint=f"leave {path} out")
+    return why is not None
 
 
 def _value(value: Any, kind: str, path: str, where: str, *, lax: bool) -> Any:

@@ -1,0 +1,54 @@
+"""DeepSpeed's engine on each of some configurations: `python -m tests.real.starting FILES OUT`, both JSON lists; out
+comes null where it trains two steps, else why not."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.ports import free_port
+
+
+def start(config: dict[str, Any]) -> str | None:
+    """Train as accelerate has it: the file's optimizer, or PyTorch's AdamW, or its counterpart on hosts."""
+    import deepspeed
+    import torch
+    from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed
+
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
+    given: dict[str, Any] = {"model_parameters": list(model.parameters())}
+    if "optimizer" not in config:
+        adam: Any = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        offload = config.get("zero_optimization", {}).get("offload_optimizer", {})
+        if offload.get("device", "none") != "none" and config.get("zero_force_ds_cpu_optimizer", True):
+            adam = map_pytorch_optim_to_deepspeed(adam)
+        given = {"optimizer": adam}
+    try:
+        engine, *_ = deepspeed.initialize(model=model, config=copy.deepcopy(config), **given)
+        for _ in range(2):
+            loss = engine(torch.randn(1, 16, dtype=next(engine.module.parameters()).dtype)).float().pow(2).mean()
+            engine.backward(loss)
+            engine.step()
+    except Exception as error:  # whatever it fails by
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def main(files: str, out: str) -> None:
+    """Start one after the other, in one process."""
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    logging.disable(logging.CRITICAL)
+    import deepspeed
+
+    deepspeed.init_distributed("gloo")
+    Path(out).write_text(json.dumps([start(each) for each in json.loads(Path(files).read_text())]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
