@@ -1,5 +1,5 @@
-"""DeepSpeed's engine on each of some configurations: `python -m tests.real.starting FILES OUT`, both JSON lists; out
-comes null where it trains two steps, else why not."""
+"""DeepSpeed's engine on each of some configurations: `python -m tests.real.starting FILES OUT`, both JSON
+lists; out comes null where it trains two steps, else why not."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ def start(config: dict[str, Any]) -> str | None:
     from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed
 
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
-    given: dict[str, Any] = {"model_parameters": list(model.parameters())}
+    weights, biases = ([each for each in model.parameters() if each.dim() == of] for of in (2, 1))
+    groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
+    given: dict[str, Any] = {"model_parameters": groups}
     if "optimizer" not in config:
-        adam: Any = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        adam: Any = torch.optim.AdamW(groups, lr=1e-3)
         offload = config.get("zero_optimization", {}).get("offload_optimizer", {})
         if offload.get("device", "none") != "none" and config.get("zero_force_ds_cpu_optimizer", True):
             adam = map_pytorch_optim_to_deepspeed(adam)
@@ -31,8 +33,8 @@ def start(config: dict[str, Any]) -> str | None:
     try:
         engine, *_ = deepspeed.initialize(model=model, config=copy.deepcopy(config), **given)
         for _ in range(2):
-            loss = engine(torch.randn(1, 16, dtype=next(engine.module.parameters()).dtype)).float().pow(2).mean()
-            engine.backward(loss)
+            batch = torch.randn(1, 16, dtype=next(engine.module.parameters()).dtype)
+            engine.backward(engine(batch).float().pow(2).mean())
             engine.step()
     except Exception as error:  # whatever it fails by
         return f"{type(error).__name__}: {error}"

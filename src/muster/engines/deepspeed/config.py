@@ -434,8 +434,8 @@ def user_rise(config: Mapping[str, Any]) -> tuple[str, int] | None:
         return None
     if scheduler["type"] == "OneCycle":
         where, cycle = "scheduler.params.cycle_first_step_size", params.get("cycle_first_step_size", 2000)
-        if not isinstance(cycle, int | float) or isinstance(cycle, bool):
-            raise RecipeError(f"is {json.dumps(cycle)}, and must be a number", where=where)
+        if not isinstance(cycle, int | float) or isinstance(cycle, bool) or cycle <= 0:
+            raise RecipeError(f"is {json.dumps(cycle)}, and must be a number above 0", where=where)
         return where, int(cycle)
     if scheduler["type"] not in _SCHEDULERS:
         return "scheduler.type", 0
