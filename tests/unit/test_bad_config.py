@@ -12,7 +12,13 @@ import pytest
 from muster.cli import main
 from muster.core import families
 from muster.core.errors import RecipeError
-from muster.core.families.checking import FieldSource, check_config, near_divisors, near_multiples
+from muster.core.families.checking import (
+    FieldSource,
+    check_config,
+    check_names,
+    near_divisors,
+    near_multiples,
+)
 from muster.core.recipe import recipe_from
 from muster.inputs.model import check_model
 
@@ -53,6 +59,30 @@ CASES = {
         config("gpt2", n_embd=100, n_head=12),
         "n_head=12 does not divide n_embd=100",
         "model.config.n_head=10, or model.config.n_embd=96 or 108",
+    ),
+    "a field that GPT-2 has not": (
+        "causal-lm",
+        config("gpt2", foo=1),
+        "config.foo: is not a field",
+        "leave foo out",
+    ),
+    "a field of no formula's model": (
+        "causal-lm",
+        config("bloom", hidden_size=64, n_layerz=4),
+        "n_layerz: is not a field",
+        "did you mean model.config.n_layer?",
+    ),
+    "a field of another family": (
+        "causal-lm",
+        config("gpt_neox", hidden_size=64, hidden_sizes=3),
+        "hidden_sizes: is not a field",
+        "did you mean model.config.hidden_size?",
+    ),
+    "no space behind a colon": (
+        "causal-lm",
+        "model.config={model_type:bloom,hidden_size:1024}",
+        "model.config: 'model_type:bloom' is a key without a value",
+        "a space behind the colon: model_type: bloom",
     ),
     "patches": (
         "digits",
@@ -143,6 +173,28 @@ def test_no_known_size_is_refused(name: str) -> None:
 )  # fmt: skip
 def test_what_makes_a_model_is_not_refused(given: dict[str, Any]) -> None:
     check_config(given, FieldSource(own=given))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model_type": "gpt2", "hidden_size": 64, "torch_dtype": "float32", "max_length": 20, "_mine": 1},
+        {"model_type": "llama", "rope_theta": 1e4, "rope_scaling": None, "pretraining_tp": 1},
+        {"model_type": "gpt_neox", "rotary_pct": 0.25, "rotary_emb_base": 10000, "use_cache": False},
+        {"model_type": "my_own", "depth": 3},
+        {"model_type": "llama", "auto_map": {"AutoConfig": "mine.Config"}, "depth": 3},
+    ],
+)
+def test_fields_that_a_class_has_renames_or_reads(given: dict[str, Any]) -> None:
+    """A type that is not Transformers', or has code of its own, may have any."""
+    check_names(given, given)
+
+
+def test_a_type_is_given_where_several_are_trained() -> None:
+    with pytest.raises(RecipeError, match="is not given") as caught:
+        check_model(recipe_from({"workload": "causal-lm", "model": {"config": {"n_layer": 2}}}))
+    assert caught.value.where == "model.config.model_type" and "gpt2" in (caught.value.hint or "")
+    check_model(recipe_from({"workload": "seq2seq", "model": {"config": {"num_layers": 2}}}))
 
 
 def test_a_folder_s_own_faults_are_named_by_their_file(tmp_path: Path) -> None:

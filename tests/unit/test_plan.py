@@ -65,6 +65,37 @@ def test_parts_add_up_to_the_whole() -> None:
     assert time.total == pytest.approx(50 * time.step)  # the recipe's 50 updates
 
 
+@pytest.mark.parametrize(
+    ("words", "tokens", "steps"),
+    [
+        (["train.max_steps=400000", "train.warmup=4000"], 300_000_000, 573),
+        (["train.max_steps=null", "train.epochs=3", "train.max_minutes=5"], 300_000_000, 573),
+        (["train.max_steps=40"], None, 40),
+        (["train.max_steps=null", "train.epochs=1.5"], None, 48),  # 32 steps an epoch
+        (["train.max_steps=null", "train.epochs=1.51"], None, 49),
+    ],
+)
+def test_one_number_of_steps(words: list[str], tokens: int | None, steps: int) -> None:
+    """Of the training, of its time and of what is said of its warm-up."""
+    words = ["model.name=opt-125m", "batch.micro=8", "batch.accumulation=8", *words]
+    words += ["batch.tokens=null", "data.sequence=1024", "engine.zero=0"]
+    made = plan("l4:8", *words, told=UserFigures(samples=16_000, tokens=tokens))
+    assert made.training is not None and made.time is not None
+    assert (made.training.steps, made.time.steps) == (steps, steps)
+    assert made.training.length.endswith("(--tokens)") is (tokens is not None)
+    assert any("no shorter than the training of 573" in note for note in made.notes) is ("4000" in words[3])
+
+
+def test_a_smaller_model_that_the_recipe_takes_is_named() -> None:
+    """gpt2-micro has 256 positions."""
+    words = ["model.name=gpt2", "model.config=null", "engine.name=ddp", "batch.accumulation=1"]
+    for length, micro in ((256, 64), (1024, 16)):
+        batch = (f"data.sequence={length}", f"batch.micro={micro}")
+        made = plan("gtx-1080-ti:2", *words, *batch, recipe="causal-lm")
+        assert made.memory is not None and made.memory.lacking and made.would_fit
+        assert any("model.name=gpt2-micro" in way for way in made.would_fit) is (length == 256)
+
+
 GATHERED = [
     "batch.tokens=null",
     "model.name=opt-6.7b",

@@ -377,6 +377,7 @@ def parse_override(text: str) -> dict[str, Any]:
         value: Any = parse_yaml(raw)
     except yaml.YAMLError:
         value = raw
+    _check_colons(value, key)
     for part in reversed(key.split(".")):
         value = {part: value}
     return typing.cast(dict[str, Any], value)
@@ -517,9 +518,22 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise RecipeError(f"is not valid YAML: {problem}", where=f"{path}{line}") from None
     if data is None:
         data = {}
+    _check_colons(data, str(path))
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise RecipeError("must be a mapping of names to values", where=str(path))
     return data
+
+
+def _check_colons(value: Any, where: str) -> None:
+    """Raise RecipeError for `{a:1}`, which YAML reads as a key `a:1` without a value."""
+    if not isinstance(value, Mapping):
+        return
+    for key, each in value.items():
+        name, colon, rest = str(key).partition(":")
+        if colon and rest and each is None:
+            hint = f"a space behind the colon: {name}: {rest}"
+            raise RecipeError(f"{key!r} is a key without a value", where=where, hint=hint)
+        _check_colons(each, where)
 
 
 def _of_others(location: str, model: type[Recipe]) -> str | None:

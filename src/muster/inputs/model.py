@@ -16,6 +16,7 @@ from muster.core.families.checking import (
     MISSPELT,
     FieldSource,
     check_config,
+    check_names,
     closed_form_missing,
 )
 from muster.core.recipe import Recipe
@@ -105,11 +106,15 @@ def check_model(recipe: Recipe) -> None:
         _check_name(recipe.model.name or "")
         return
     own, base, decided = recipe.model.config or {}, config_file(recipe.model.name), recipe.config_of_data()
+    if recipe.model.name is None and "model_type" not in own and len(recipe.families) > 1:
+        kinds = ", ".join(each.MODEL_TYPES[0] for each in recipe.families)
+        raise RecipeError("is not given", where="model.config.model_type", hint=f"such as {kinds}")
     elsewhere = {name: key for name, key in recipe.config_keys.items() if name in decided}
     named = "model.name" if recipe.model.name and "model_type" not in own else "model.config.model_type"
     _check_family(recipe, config, named)
     _check_direction(recipe, config, named)
     _check_output(recipe, config)
+    check_names(config, own)
     config |= {name: decided[name] for name in elsewhere}
     check_config(config, FieldSource(own, str(base) if base else None, elsewhere))
 

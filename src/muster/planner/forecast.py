@@ -82,7 +82,7 @@ class Point:
 def point(case: StepCase, length: Length, calibration: Calibration | None = None) -> Point:
     """Predict what a job takes on its machines."""
     step = predict(case, calibration)
-    whole = length.epochs * (-(-length.samples // case.batch) * step.seconds)
+    whole = math.ceil(length.epochs * -(-length.samples // case.batch)) * step.seconds
     total = whole if length.most is None else min(whole, length.most)
     cost = None if length.price is None else length.price * case.machines.hosts * total / 3600
     return Point(case, step, whole, total, cost)

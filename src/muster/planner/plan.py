@@ -251,7 +251,9 @@ def _attempt(
     alike = decided.machines is None or len(model.hosts) != len(decided.slots)
     fewer = None if alike else model.fewer(decided.slots, job.device, job.precision)
     predicted, more = predictions(decided, figures, samples, model.calibration, fewer)
-    plan = _plan(inputs, decided, words or inputs.inventory.source, survey, samples, tracer, predicted)
+    plan = _plan(
+        inputs, decided, words or inputs.inventory.source, survey, samples, figures.tokens, tracer, predicted
+    )
     if figures.tokens is None and plan.training is not None:  # tokens are for the time alone
         spec_of(decided.recipe.engine.name).check_length(decided.recipe, plan.training.steps)
     if fewer is not None:
@@ -326,10 +328,12 @@ def _plan(
     words: str,
     survey: Survey,
     samples: int | None,
+    tokens: int | None,
     tracer: Tracer | None,
     predicted: Mapping[str, Any],
 ) -> Plan:
-    """Return the plan of what was decided. `samples`: of an epoch; `predicted`: its other fields."""
+    """Return the plan of what was decided. `samples`: of an epoch; `tokens`: in all, as the user gave them;
+    `predicted`: its other fields."""
     recipe, setting, chosen, job = decided.recipe, decided.setting, decided.chosen, decided.job
     memory, roomier = predicted.get("memory"), list[str]()
     if setting and memory and memory.nearly_full and not memory.lacking and memory.basis != UNCOUNTED:
@@ -339,7 +343,7 @@ def _plan(
     if setting:
         group = setting.spread.group if setting.spread.grouped else 0
         engine = spec_of(engine).label(setting.spread.stage, group)
-    training = training_plan(recipe, setting, job.batch, samples)
+    training = training_plan(recipe, setting, job.batch, samples, tokens)
     fixed = spec_of(recipe.engine.name).given(recipe)
     warming = warmup_note(recipe.train, training.steps, fixed.rise) if training.steps else None
     left = any(d.field == INHERITED and "train.learning_rate=" in d.why for d in inputs.noted)

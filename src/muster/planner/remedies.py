@@ -30,13 +30,15 @@ Neighbour = tuple[str, Setting]
 class OpenChoices:
     """What a recipe leaves open to changes. `accumulation`, `global_`: of its batch, None: open; `samples`:
     about the samples of a global batch, where tokens were asked for; `fixed`: what no override changes:
-    micro, accumulation, engine, ranks; `trace`: returns the trace of a changed setting, None: not traced."""
+    micro, accumulation, engine, ranks; `trace`: returns the trace of a changed setting, None: not traced;
+    `takes`: returns whether the recipe works with another model."""
 
     accumulation: int | None = None
     global_: int | None = None
     samples: int | None = None
     fixed: frozenset[str] = frozenset()
     trace: Callable[[Setting], Trace | None] | None = None
+    takes: Callable[[str], bool] = lambda model: True
 
     def fits(self, setting: Setting, room: MemoryLimit) -> bool:
         """Return whether it is known to fit: a model that is no decoder is traced in each way."""
@@ -100,7 +102,7 @@ def remedies(setting: Setting, room: MemoryLimit, model: str, choices: OpenChoic
         ways += [more] if more else []
     larger = [] if ways else _larger(setting, room, choices)
     untraced = replace(choices, trace=None)  # of what follows the model or its arithmetic is another one
-    for neighbours in (_half_kept(setting), _smaller(setting, model)):
+    for neighbours in (_half_kept(setting), _smaller(setting, model, choices)):
         fits = (words for words, each in neighbours if untraced.fits(each, room))
         ways += itertools.islice(fits, 1)
     return [*(ways or _shorter(setting, room, untraced)), *larger]
@@ -278,8 +280,8 @@ def _half_kept(setting: Setting) -> Iterator[Neighbour]:
         yield "train.optimizer=adamw-bf16", replace(setting, trace=None).spreading(keeps_half=True)
 
 
-def _smaller(setting: Setting, model: str) -> Iterator[Neighbour]:
-    """Yield smaller sizes of the same family, the largest first."""
+def _smaller(setting: Setting, model: str, choices: OpenChoices) -> Iterator[Neighbour]:
+    """Yield smaller sizes of the same family that the recipe takes, the largest first."""
     owner, _, _ = model.rpartition("/")
     family = families.family_of(setting.config)
     if family is None or model not in family.SIZES:
@@ -291,7 +293,7 @@ def _smaller(setting: Setting, model: str) -> Iterator[Neighbour]:
     }
     share = setting.trainable / setting.parameters
     for name, count in sorted(sizes.items(), key=lambda size: -size[1]):
-        if count < sizes[model]:  # not of the setting's parameters, which have adapters as well
+        if count < sizes[model] and choices.takes(name):  # not of its parameters: adapters are among them
             shape = {**setting.config, **family.SIZES[name]}
             trained = round(count * share)
             yield (

@@ -16,15 +16,21 @@ LARGE = 50_000_000  # parameters of a model that is not a recipe's own small one
 FAR = 3.0  # times the published rate
 
 
-def training_plan(recipe: Recipe, setting: Setting | None, batch: Batch, samples: int | None) -> TrainingPlan:
+def training_plan(
+    recipe: Recipe, setting: Setting | None, batch: Batch, samples: int | None, tokens: int | None = None
+) -> TrainingPlan:
     """Describe the training. `samples`: of an epoch, None: not known; `setting`: None where the model is not
-    known."""
+    known; `tokens`: to be trained in place of what the recipe says."""
     fixed, train = spec_of(recipe.engine.name).given(recipe), recipe.train
+    if tokens is not None:
+        train = train.model_copy(update={"max_steps": None, "max_minutes": None, "epochs": 1.0})
     steps = None
     if train.max_steps or samples is not None:
         steps = steps_of(train, samples or 0, batch.global_, batch.accumulation)
     length = "train.max_steps"
-    if not train.max_steps:
+    if tokens is not None:
+        length = f"{format_count(tokens)} tokens (--tokens)"
+    elif not train.max_steps:
         length = f"{train.epochs:g} epoch{'s' if train.epochs != 1 else ''}"
         length += f" of {counted(samples, 'sample') if samples is not None else 'all samples'}"
     if train.max_minutes:

@@ -11,7 +11,7 @@ from typing import Any
 
 from muster.core import families
 from muster.core.batch import DEFAULT_MICRO, Batch, resolve_batch
-from muster.core.errors import RecipeError
+from muster.core.errors import DataError, RecipeError
 from muster.core.hardware.machines import Machines
 from muster.core.job import Decision
 from muster.core.near import near_names
@@ -19,7 +19,7 @@ from muster.core.recipe import Recipe
 from muster.core.trace import Trace
 from muster.core.units import counted, format_bytes, format_number
 from muster.engines.base import spec_of
-from muster.inputs.model import whole_config
+from muster.inputs.model import check_model, model_config, whole_config
 from muster.planner.document import Candidate
 from muster.planner.memory.fit import MemoryLimit, Need, Setting, Shortage, lacking, largest_micro, need
 from muster.planner.predict import predict
@@ -378,6 +378,15 @@ def open_choices(recipe: Recipe, tracer: Tracer | None) -> OpenChoices:
         made = made.model_copy(update={"engine": made.engine.model_copy(update={"name": spread.engine})})
         return tracer(made, setting.precision, spread.device, spread.ranks) if tracer else None
 
+    def takes(model: str) -> bool:
+        made = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": model})})
+        try:
+            check_model(made)
+            made.check_data(None, model_config(made) or {})
+        except (RecipeError, DataError):
+            return False
+        return True
+
     own, split, given = spec_of(recipe.engine.name).given(recipe), recipe.batch.split, _given(recipe)
     fixed = set(own.batch) | ({"micro", "ranks"} if isinstance(split, list) else set())
     if own.spread or split == "measured":  # which few engines can do
@@ -389,6 +398,7 @@ def open_choices(recipe: Recipe, tracer: Tracer | None) -> OpenChoices:
         samples=_wanted(recipe, whole_config(recipe), None) if about else None,
         fixed=frozenset(fixed),
         trace=trace,
+        takes=takes,
     )
 
 

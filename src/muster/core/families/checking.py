@@ -7,8 +7,11 @@ of these after the ranks have started, computes with others (no layers), and ign
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from typing import Any
 
 from muster.core import families
@@ -57,7 +60,6 @@ def check_config(config: Mapping[str, Any], source: FieldSource) -> None:
     family = families.family_of(config)
     if family is None:
         return
-    _check_spelling(family.FIELDS, source)
     given = families.plain(config)
     fields = {each.name: each for each in family.FIELDS}
     for name, each in fields.items():
@@ -84,15 +86,30 @@ def closed_form_missing(config: Mapping[str, Any]) -> RecipeError:
     )
 
 
-def _check_spelling(fields: tuple[Field, ...], source: FieldSource) -> None:
-    names = [name for each in fields for name in (each.name, each.also) if name]
-    for key in source.own:
-        near = [] if key in names else difflib.get_close_matches(str(key), names, n=1, cutoff=MISSPELT)
-        if near:
+@cache
+def _known() -> dict[str, Any]:
+    """Load what dev/model_fields.py read in the source of Transformers."""
+    text = resources.files(__package__).joinpath("known.json").read_text(encoding="utf-8")
+    made: dict[str, Any] = json.loads(text)
+    return made
+
+
+def check_names(config: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise RecipeError for a field of the recipe's own that no class of the model's type has: Transformers
+    would ignore it. A type that is not listed, and a model with code of its own (auto_map), may have any."""
+    names = _known()["types"].get(str(config.get("model_type")).lower())
+    if names is None or "auto_map" in config:
+        return
+    every = {*names.split(), *_known()["common"].split()}
+    family = families.family_of(config)
+    every |= {name for each in (family.FIELDS if family else ()) for name in (each.name, each.also) if name}
+    for key in map(str, own):
+        if key not in every and not key.startswith("_"):
+            near = difflib.get_close_matches(key, sorted(every), n=1)
             raise RecipeError(
                 "is not a field of this model and would be ignored",
                 where=f"model.config.{key}",
-                hint=f"did you mean model.config.{near[0]}?",
+                hint=f"did you mean model.config.{near[0]}?" if near else f"leave {key} out",
             )
 
 

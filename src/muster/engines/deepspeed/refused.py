@@ -86,10 +86,11 @@ def _of_optimizers(config: Mapping[str, Any], optimizer: str) -> Iterator[Refusa
         optimizer == "FusedLamb" and bool(section(config, "fp16").get("loss_scale")),
         "fp16.loss_scale", "is fixed, and DeepSpeed's Lamb wants a dynamic one", "leave it out, or 0",
     )  # fmt: skip
+    yield Refusal(optimizer in _UNFIT, where, f"is {kind}, which takes no {_UNFIT.get(optimizer)}", "AdamW")
     for name in ("reduce_scatter", "zero_quantized_gradients"):
         yield Refusal(
             optimizer == "MuonWithAuxAdam" and stage == 3 and zero.get(name, name == "reduce_scatter"),
-            f"zero_optimization.{name}", "is on, and does not go with Muon under ZeRO-3", "false",
+            f"zero_optimization.{name}", "is on, and does not go with Muon under ZeRO-3", f'"{name}": false',
         )  # fmt: skip
 
 
@@ -131,6 +132,10 @@ def _of_gradients(config: Mapping[str, Any], clip: float) -> Iterator[Refusal]:
     )  # fmt: skip
 
 
+# Optimizers of PyTorch, and what they do not take: groups with and without weight decay; a model's gradients.
+_UNFIT = {"LBFGS": "groups of parameters", "SparseAdam": "dense gradients"}
+
+
 def _of_types(config: Mapping[str, Any], optimizer: str) -> Iterator[Refusal]:
     zero, fp16, bf16 = (section(config, name) for name in ("zero_optimization", "fp16", "bf16"))
     stage, offload, data = zero["stage"], section(zero, "offload_optimizer"), section(config, "data_types")
@@ -165,13 +170,14 @@ def _of_types(config: Mapping[str, Any], optimizer: str) -> Iterator[Refusal]:
         '"optimizer": {"type": "AdamW"}, or leave it out',
     )  # fmt: skip
     yield Refusal(
-        not stage and kept is not None and dtype_bytes(kept) != (4 if half == "fp32" else 2),
+        not stage and kept is not None and _TYPES[kept.removeprefix("torch.")] != half,
         "data_types.grad_accum_dtype", f"is {kept}, and without ZeRO gradients are as the model",
     )  # fmt: skip
     yield Refusal(
         asked is not None and _TYPES[asked.removeprefix("torch.")] != half,
         "data_types.param_dtype", f"is {asked}, and the model computes in {half}",
     )  # fmt: skip
+    yield Refusal(config.get("steps_per_print") == 0, "steps_per_print", "is 0, and DeepSpeed divides by it")
     held = data.get("keep_in_fp32_modules", "auto")
     yield Refusal(
         held != "auto" and not (isinstance(held, list) and all(isinstance(each, str) for each in held)),
