@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ DEVICES: tuple[Any, ...] = ("cpu", "none", "nvme", "CPU", "auto", None, 0, True)
 SECTIONS: tuple[Any, ...] = (None, 1, "cpu", {}, [])
 DTYPES: tuple[Any, ...] = ("fp16", "FP16", "bf16", "fp32", "float16", "float", None, 16, "fp8", "auto")
 HALF = {"bf16": {"enabled": True}}
+OFF = {"offload_optimizer": {"device": "cpu"}}
 
 
 def zero(stage: Any = 2, **keys: Any) -> File:
@@ -73,10 +76,11 @@ CONVERTED: list[File] = [
     *({"wandb": {key: each}} for each in TEXTS for key in ("project", "group")),
     *(zero(each) for each in STAGES),
     *(zero(3, offload_optimizer={"device": each, "nvme_path": "/local"}) for each in DEVICES),
-    *(zero(**{key: each}) for each in SECTIONS for key in ("offload_optimizer", "leaf_module", "zenflow")),
+    *(zero(**{key: each}) for each in SECTIONS for key in ("offload_optimizer", "leaf_module")),
+    *(zero(zenflow=each, **OFF) for each in SECTIONS),
     *(
         {section: each}
-        for each in SECTIONS
+        for each in (*SECTIONS, True, False)
         for section in (
             "zero_optimization", "fp16", "bf16", "comms_logger", "tensorboard", "aio", "flops_profiler",
             "activation_checkpointing", "data_types", "checkpoint", "compile", "optimizer", "scheduler",
@@ -85,7 +89,7 @@ CONVERTED: list[File] = [
     *(zero(leaf_module={"classes": each}) for each in ("A", ["A", "B"], [1], None)),
     *({"comms_logger": {"prof_ops": each}} for each in ("all", ["all_reduce"], [], None)),
     *({"communication_data_type": each} for each in DTYPES),
-    *(zero(stage, compute_grad_norm=False) for stage in (0, 1, 2, 3)),
+    *({**zero(stage, compute_grad_norm=False), "gradient_clipping": 0} for stage in (0, 1, 2, 3)),
     *(zero(stage, offload_optimizer={"device": "cpu", "ratio": 0.5}) for stage in (1, 2, 3)),
     *({**HALF, **zero(1), "fp16": {"enabled": on}} for on in (True, "1", False, "auto")),
     {**HALF, **zero(1), "bf16": {"enabled": True, "bf16_optimizer_states": True}},
@@ -103,6 +107,67 @@ AS_THEY_ARE: list[File] = [
 ]
 # Transformers reads it before DeepSpeed does, and takes no such text for ZeRO's sections.
 UNREAD: list[File] = [{"tensorboard": "auto"}, *(zero(**{key: "auto"}) for key in ("offload_param", "stage"))]
+
+
+def adam(kind: str = "AdamW", **params: Any) -> File:
+    return {"optimizer": {"type": kind, "params": {"lr": 1e-3, **params}}}
+
+
+TO_FP32: File = {"data_types": {"grad_accum_dtype": "fp32"}}
+MASTERS = {"enabled": True, "bf16_master_weights_and_grads": True}
+HOST_MASTERS: File = {"bf16": MASTERS, **zero(2, **OFF)}
+# Read by DeepSpeed one by one, and refused beside each other when its engine starts, or on a step; or not.
+BESIDE: list[File] = [
+    *(
+        {**zero(stage, reduce_scatter=scatters), **how}
+        for stage in (0, 1, 2, 3)
+        for scatters in (True, False)
+        for how in ({"prescale_gradients": True}, {"gradient_predivide_factor": 2.0})
+    ),
+    *({**zero(2, compute_grad_norm=False), "gradient_clipping": clip} for clip in (0, 1)),
+    {**zero(2, compute_grad_norm=False, **OFF), "gradient_clipping": 0},
+    *(
+        {**HALF, **TO_FP32, **zero(1, compute_grad_norm=norm), "gradient_clipping": 0}
+        for norm in (True, False)
+    ),
+    *(zero(stage, legacy_stage1=True) for stage in (0, 1, 2)),
+    {**HALF, **TO_FP32, **zero(1, legacy_stage1=True)},
+    *(zero(stage, allgather_bucket_size=1001) for stage in (0, 1, 3)),
+    *(
+        {**half, "data_types": {"param_dtype": dtype}}
+        for half in ({}, HALF)
+        for dtype in ("fp32", "bfloat16")
+    ),
+    *({"data_types": {"keep_in_fp32_modules": each}} for each in ("auto", "all", ["0"], [1])),
+    *({**half, **TO_FP32} for half in ({}, HALF)),
+    {"fp16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}},
+    *(adam("Adam", **more) for more in ({"torch_adam": True}, {"amsgrad": True})),
+    *(adam(kind) for kind in ("FusedAdam", "DeepSpeedCPUAdam", "FusedLion", "LBFGS", "SparseAdam")),
+    *(adam(kind) for kind in ("sgd", "SGD", "OneBitAdam")),
+    *({**adam(kind), **zero(stage)} for kind in ("Adagrad", "RMSprop") for stage in (0, 1)),
+    {**adam("RMSprop"), **zero(1), "zero_allow_untested_optimizer": True},
+    {**adam("FusedAdam"), **zero(1), "zero_allow_untested_optimizer": True},
+    {"fp16": {"enabled": True, "loss_scale": 128}, **adam("Lamb")},
+    HOST_MASTERS, {**HOST_MASTERS, **adam()}, {**HOST_MASTERS, **adam("Lion")},
+    *(
+        {**more, "bf16": {**MASTERS, "bf16_optimizer_states": True}, **zero(2, **off)}
+        for more in ({}, adam())
+        for off in ({}, OFF)
+    ),
+    {**zero(1, **OFF), "fp16": {"fp16_master_weights_and_grads": True}, "bf16": MASTERS},
+    zero(3, zero_quantized_gradients=True, reduce_scatter=False),
+    {"steps_per_print": 0}, zero(2, zenflow={}),
+    *(
+        {**adam(), **zero(2, zenflow=each, **OFF)}
+        for each in (
+            {"select_strategy": "step"}, {"select_strategy": "never"}, {"update_interval": 0},
+            {"update_interval": "all"}, {"select_interval": 2}, {"offload": True},
+            {"select_strategy": "step", "select_interval": 1, "update_interval": 4},
+        )
+    ),
+]  # fmt: skip
+# Refused by DeepSpeed even where they are switched off, and left out then.
+GONE = ("nebula", "amp", "sparse_gradients", "sparse_attention", "elasticity", "quantize_training")
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +239,36 @@ def test_a_text_that_would_be_true(reader: Any, tmp_path: Path) -> None:
 
 def test_what_transformers_does_not_read(tmp_path: Path) -> None:
     assert [taken(tmp_path, file) for file in UNREAD[::2]] == [None, None]
+
+
+def test_keys_that_are_gone(reader: Any, tmp_path: Path) -> None:
+    for key in GONE:
+        for off in (False, None, {"enabled": False}):
+            assert read(reader, {key: off}) is None
+            made = taken(tmp_path, {key: off})
+            assert made is not None and read(reader, made) is not None
+        assert taken(tmp_path, {key: {"enabled": True}}) is None
+
+
+def test_both_names_of_bf16(reader: Any, tmp_path: Path) -> None:
+    """DeepSpeed reads one alone."""
+    both = {"bf16": {"enabled": False}, "bfloat16": {"enabled": True}}
+    assert read(reader, both)["bfloat16_config"]["enabled"] is False and taken(tmp_path, both) is None
+    assert taken(tmp_path, {**both, "bf16": None}) is not None
+
+
+def test_what_does_not_go_together(tmp_path: Path) -> None:
+    """DeepSpeed's engine starts and takes two steps with what Muster takes, and with nothing else."""
+    needs_torch()
+    ours, files = [taken(tmp_path, file) for file in BESIDE], tmp_path / "files.json"
+    usual = {"train_batch_size": 1, "gradient_clipping": 1.0}
+    files.write_text(json.dumps([{**usual, **file} for file in BESIDE]))
+    argv = [sys.executable, "-m", "tests.real.starting", str(files), str(out := tmp_path / "out.json")]
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    theirs = json.loads(out.read_text())
+    assert [
+        (file, why or "it runs")
+        for file, mine, why in zip(BESIDE, ours, theirs, strict=True)
+        if (mine is None) is (why is None)
+    ] == []
+    assert 10 < sum(each is None for each in ours) < len(BESIDE) - 10

@@ -79,7 +79,7 @@ def test_one_number_of_steps(words: list[str], tokens: int | None, steps: int) -
     """Of the training, of its time and of what is said of its warm-up."""
     words = ["model.name=opt-125m", "batch.micro=8", "batch.accumulation=8", *words]
     words += ["batch.tokens=null", "data.sequence=1024", "engine.zero=0"]
-    made = plan("l4:8", *words, told=UserFigures(samples=16_000, tokens=tokens))
+    made = plan("l4:8", *words, told=UserFigures(None if tokens else 16_000, tokens=tokens))
     assert made.training is not None and made.time is not None
     assert (made.training.steps, made.time.steps) == (steps, steps)
     assert made.training.length.endswith("(--tokens)") is (tokens is not None)

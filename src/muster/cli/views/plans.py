@@ -21,6 +21,8 @@ SHORT = {
     "launch.hosts": "hosts",
 }
 
+NOTED = (FASTEST, "engine.config", "engine.options")  # of the last two: what has no effect
+
 
 def print_plan(plan: Plan) -> None:
     """Print figures, alternatives, scaling, the verdict, and notes."""
@@ -36,7 +38,7 @@ def print_plan(plan: Plan) -> None:
         words = f"{each['field']} {each['value']}: {each['why']}"
         if each["value"] in WARNINGS:
             console.print(f"[yellow]warning[/yellow]  {escape(words)}")
-        elif each["field"] == FASTEST:
+        elif each["field"] in NOTED:
             console.print(f"[yellow]note[/yellow]  {escape(words)}")
     for way in plan.would_fit:
         console.print(f"[yellow]would fit[/yellow]  {escape(way)}")

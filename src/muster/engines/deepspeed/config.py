@@ -232,8 +232,8 @@ def _check_classes(config: Mapping[str, Any]) -> None:
         if kind in _ADAMS:
             taken |= dict.fromkeys(_POPPED, False)
         for name, value in params.items():
-            if name not in taken:
-                hint = did_you_mean(name, taken) or f"it takes {', '.join(taken)}"
+            if name not in taken or name in _MEANT:
+                hint = _MEANT.get(name) or did_you_mean(name, taken) or f"it takes {', '.join(taken)}"
                 raise RecipeError(f"{kind} does not take it", where=f"{key}.params.{name}", hint=hint)
             if value == "auto" and name not in _FILLED:
                 what = 'is "auto", and nothing fills it in'
@@ -252,6 +252,7 @@ def _check_classes(config: Mapping[str, Any]) -> None:
             raise RecipeError(f"{kind} needs {' and '.join(lacking)}", where=f"{key}.params")
 
 
+_MEANT = {"max_grad_norm": "gradient_clipping, at the top level, clips gradients"}
 _OF_MUP = ("muadam", "muadamw", "musgd")  # of a package of its own
 _INSTEAD = {
     "optimizer": "AdamW; or leave the section out: train.optimizer",
@@ -549,6 +550,22 @@ def user_decisions(recipe: Recipe, stage: int | None) -> list[Decision]:
         made.append(Decision("train.schedule", scheduler[0], why))
     if passed:
         made.append(Decision("engine.config", ", ".join(passed), "DeepSpeed knows no such key: no effect"))
+    field = "engine.config" if recipe.engine.config else "engine.options"
+    return [*made, *(Decision(field, key, why) for key, why in _idle(given).items())]
+
+
+def _idle(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys of a configuration that DeepSpeed reads and that change nothing here, with the reason.
+    """
+    zero, below = section(config, "zero_optimization"), (user_stage(config) or 0) < 3
+    moved = {name: section(zero, f"offload_{name}").get("device", "none") for name in ("param", "optimizer")}
+    made = {}
+    if section(config, "activation_checkpointing"):
+        made["activation_checkpointing"] = "no effect: Transformers' models do not call it"
+    if below and moved["param"] != "none":
+        made["zero_optimization.offload_param"] = "no effect below stage 3"
+    if below and moved["optimizer"] == "nvme":
+        made["zero_optimization.offload_optimizer.nvme_path"] = "no effect below stage 3: in host memory"
     return made
 
 

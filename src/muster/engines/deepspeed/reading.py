@@ -31,6 +31,8 @@ _DECIDED |= {
     for name in ("stage", "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold")
     for key in (name, f"stage3_{name}")
 }
+# Keys of older files -> those that took their place.
+_MEANT = {"max_grad_norm": "gradient_clipping", "fp32_allreduce": "communication_data_type"}
 # Keys of published files that DeepSpeed does not know, and that are not about the training itself.
 _WITHOUT_EFFECT = {"comms_config", "monitor_config", "aio.thread_count"}
 _EXAMPLES = {
@@ -190,7 +192,7 @@ def _unknown(key: str, allowed: Mapping[str, Any], prefix: str, where: str) -> R
     sections = {at: sub for at, sub in known_keys().items() if isinstance(sub, dict)}
     homes = [at for at, sub in sections.items() if key in sub]
     everywhere = [*allowed, *(f"{at}.{inner}" for at, sub in sections.items() for inner in sub)]
-    hint = did_you_mean(key, allowed)
+    hint = f"did you mean {_MEANT[key]}?" if key in _MEANT else did_you_mean(key, allowed)
     if prefix and key in known_keys():
         hint = f"{key} belongs to the top level, next to {name.partition('.')[0]}"
     elif not prefix and len(homes) == 1:
