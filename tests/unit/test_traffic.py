@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.core.errors import UsageError
+from muster.core.errors import RecipeError, UsageError
 from muster.core.hardware.links import SharedLink, find_link
 from muster.core.recipes import load_recipe
 from muster.core.trace import Parameter
@@ -233,5 +233,9 @@ def test_without_clipping_the_norm_is_exchanged_where_an_engine_needs_it(
     setting = setting_of(recipe, config, "fp32", "cpu", [1, 1])
     assert setting is not None and setting.spread.clips is normed
     clipped = recipe.model_copy(update={"train": recipe.train.model_copy(update={"clip": 1.0})})
+    if any("compute_grad_norm" in each for each in settings):
+        with pytest.raises(RecipeError, match="clipping at 1 takes the norm"):
+            setting_of(clipped, config, "fp32", "cpu", [1, 1])
+        return
     setting = setting_of(clipped, config, "fp32", "cpu", [1, 1])
     assert setting is not None and setting.spread.clips

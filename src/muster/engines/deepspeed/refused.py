@@ -105,7 +105,8 @@ def _of_gradients(config: Mapping[str, Any], clip: float) -> Iterator[Refusal]:
     yield Refusal(lacks and _apart(config), _NORM, f"{norm} with data_types.grad_accum_dtype it is taken")
     yield Refusal(
         lacks and clip > 0,
-        _NORM, f"{norm} clipping at {clip:g} takes the norm", 'leave it out, or "gradient_clipping": 0',
+        _NORM, f"{norm} clipping at {clip:g} takes the norm",
+        'leave it out, or train.clip=0 and "gradient_clipping": 0',
     )  # fmt: skip
     scattered = zero.get("reduce_scatter", True) and (stage == 3 or stage == 2)
     for name, asked in (
