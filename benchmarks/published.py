@@ -1,12 +1,12 @@
-"""Plans of runs that others published, and of our own on an H100, beside what was measured and what other
-estimators say.
+"""Plans of runs that others published, and of our own on an H100 and an H200, beside what was measured and
+what other estimators say.
 
     .venv/bin/python benchmarks/published.py [--runs FILE] [--only ID ...] [--quick] [--parts]
 
-Others' runs are not part of this repository, ours are (results/h100.json). `--runs`: a JSON file with `rows`
-(`on`, `over` and `recipe` describe a plan, `published_*` what was measured) and `recipes` (the text of each
-recipe's file), by default shared/data/published_runs.json beside the checkout. Nothing is calibrated: every
-figure comes from stated figures and the shares of planner/time/reached.py.
+Others' runs are not part of this repository, ours are (results/h100.json, h200.json). `--runs`: a JSON file
+with `rows` (`on`, `over` and `recipe` describe a plan, `published_*` what was measured) and `recipes` (the
+text of each recipe's file), by default shared/data/published_runs.json beside the checkout. Nothing is
+calibrated: every figure comes from stated figures and the shares of planner/time/reached.py.
 
 What a published program does otherwise than Muster, and is known to, is planned as it does it (OWN): its
 loss, its optimizer. Kinds of memory: `alloc` is the allocator's peak, without what CUDA and NCCL take;
@@ -44,7 +44,7 @@ from muster.planner.plan import plan_on
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT.parent / "shared" / "data" / "published_runs.json"
-OURS = ROOT / "benchmarks" / "results" / "h100.json"
+OURS = [ROOT / "benchmarks" / "results" / name for name in ("h100.json", "h200.json")]
 Row = dict[str, Any]
 # Bytes for each logit at the loss's peak, where a program works in half precision and without parts: logits,
 # the copy that is moved on by one, log-probabilities, two gradients and the padded one.
@@ -231,7 +231,8 @@ def run(runs: Path = RUNS, only: Iterable[str] = (), *, traced: bool = True) -> 
     data: Row = {"rows": [], "recipes": {}}
     if runs.exists():
         data = json.loads(runs.read_text(encoding="utf-8"))
-    every = [*data["rows"], *json.loads(OURS.read_text(encoding="utf-8"))["rows"]]
+    ours = [row for file in OURS for row in json.loads(file.read_text(encoding="utf-8"))["rows"]]
+    every = [*data["rows"], *ours]
     chosen, found = set(only), []
     here, environment = Path.cwd(), dict(os.environ)
     with tempfile.TemporaryDirectory() as name:

@@ -4,7 +4,7 @@
     python -m benchmarks.gpu run --changed --out DIR      # again what failed, and what changed code concerns
     python -m benchmarks.gpu run --tiny --out DIR         # the same pieces with tiny models on a CPU
     python -m benchmarks.gpu list --minutes 6             # the pieces, their usual seconds, what fits a call
-    python -m benchmarks.gpu page DIR                     # docs/gpu.md from what was measured
+    python -m benchmarks.gpu page DIR                     # docs/gpu.md from what was measured, DIR/MACHINE/
 
 The most valuable pieces come first: proof, several at a time, until all of it came to an end with this code;
 then of each row of the table of speeds where a step goes, levers and the speed, each alone on the GPU. A
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.gpu import page
 from benchmarks.gpu.calls import room_of, run_all, usual_seconds, waiting_of
-from benchmarks.gpu.kit import MEASURED, ROOT, Piece, Results, child, described
+from benchmarks.gpu.kit import MEASURED, ROOT, Piece, Results, child, described, every_result
 from benchmarks.gpu.pieces import pieces
 from benchmarks.gpu.schedule import rehearsed
 
@@ -32,21 +32,21 @@ def main() -> int:
     """Exit code 1: a piece failed or ran out of time."""
     given = _parser().parse_args()
     if given.verb == "list":
-        print("\n".join(_listed(pieces(), Results(given.out), given.minutes)))
+        print("\n".join(_listed(pieces(), every_result(given.out), given.minutes)))
         return 0
     if given.verb == "piece":
         piece = next(each for each in pieces() if each.key == given.name)
         child(piece, given.tiny, given.told, given.folder, Results(given.out), given.seconds)
         return 0
     if given.verb == "page":
-        given.to.write_text(page.page(Results(given.folder)))
+        given.to.write_text(page.page(*every_result(given.folder)))
         return 0
     starts = tuple(given.only.split(","))
     chosen = [piece for piece in pieces() if piece.key.startswith(starts)]
     results = Results(given.out)
     if given.before:
-        for group in results.begin_with(given.before, described(given.tiny)):
-            print(f"{given.before / group}.json is of another machine: left out")
+        for file in results.begin_with(given.before, described(given.tiny)):
+            print(f"{file} is of another machine: left out")
     counts = run_all(chosen, results, given.minutes, given.tiny, given.changed)
     (given.out / "page.md").write_text(page.page(results))
     print(", ".join(f"{count} {status}" for status, count in counts.items()))
@@ -83,10 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _listed(every: list[Piece], results: Results, minutes: float) -> list[str]:
+def _listed(every: list[Piece], machines: list[Results], minutes: float) -> list[str]:
     """Call after call on a machine like the one that was measured, as if each passed."""
-    seconds = usual_seconds(every, [results])
-    left = waiting_of(every, results, changed=True)
+    seconds = usual_seconds(every, machines)
+    left = waiting_of(every, machines[0], changed=True)
     lines = []
     for call in range(1, len(left) + 1):
         begun, left = rehearsed(left, 60 * minutes, room_of(H100, False), lambda each: seconds[each.key])

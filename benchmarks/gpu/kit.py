@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-MEASURED = ROOT / "benchmarks" / "results" / "gpu"  # of the page in docs/
+MEASURED = ROOT / "benchmarks" / "results" / "gpu"  # of the page in docs/: a folder for each machine
 TURN = Path(__file__).resolve().parent / "turn"  # of sitecustomize.py, for PYTHONPATH
 GROUPS = ("proof", "speed", "profile", "levers", "memory", "ceiling", "cost")  # the most valuable first
 sys.path.insert(0, str(ROOT / "src"))  # a GPU machine may have this checkout and no installation
@@ -177,22 +177,28 @@ class Results:
                     "give another --out"
                 )
 
-    def begin_with(self, folder: Path, machine: dict[str, Any]) -> list[str]:
-        """Take over what an earlier call wrote to another folder, as far as this one lacks it; -> the groups
+    def begin_with(self, folder: Path, machine: dict[str, Any]) -> list[Path]:
+        """Take over what earlier calls wrote below another folder, as far as this one lacks it; -> the files
         that are of another machine, which stay there."""
         from muster.store.atomic import write_text
 
         others = []
         for group in GROUPS:
-            earlier = Results(folder).read(group)
-            if not earlier["pieces"] or (self.folder / f"{group}.json").exists():
-                continue
-            if _kind(earlier["machine"]) != _kind(machine):
-                others.append(group)
-                continue
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_text(self.folder / f"{group}.json", json.dumps(earlier, indent=1) + "\n")
+            for earlier in every_result(folder):
+                read = earlier.read(group)
+                if not read["pieces"] or (self.folder / f"{group}.json").exists():
+                    continue
+                if _kind(read["machine"]) != _kind(machine):
+                    others.append(earlier.folder / f"{group}.json")
+                    continue
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_text(self.folder / f"{group}.json", json.dumps(read, indent=1) + "\n")
         return others
+
+
+def every_result(folder: Path) -> list[Results]:
+    """The results in a folder, and in each folder in it."""
+    return [Results(each) for each in (folder, *sorted(folder.iterdir())) if each.is_dir()]
 
 
 def _kind(machine: dict[str, Any]) -> str:

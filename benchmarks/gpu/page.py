@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.gpu.kit import GROUPS as ORDER
@@ -14,20 +14,36 @@ from benchmarks.gpu.pieces import pieces as every_piece
 GROUPS = (*ORDER, "extra")  # by hand, beside the kit's
 Pieces = dict[str, dict[str, Any]]
 FAILED = ("failed", "timed out")
+INTRODUCTION = (
+    "By `python -m benchmarks.gpu run`; `python -m benchmarks.gpu page DIR` writes this page from its files. "
+    "Of a piece that shared the GPU with others no figure of the whole device is shown, and times where it "
+    "was timed alone: all sides of a row warm up together, and one of them trains at a time."
+)
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
-def page(results: Results) -> str:
-    """Markdown: the machines, what missed its bar, then a section for each group that has results."""
-    groups = {group: read for group in GROUPS if (read := results.read(group))["pieces"]}
-    if not groups:
+def page(*machines: Results) -> str:
+    """Markdown: for each machine what missed its bar, and a section for each group that has results."""
+    every = [
+        {group: read for group in GROUPS if (read := results.read(group))["pieces"]} for results in machines
+    ]
+    if not any(every):
         return "# On a GPU\n\nNothing was measured.\n"
-    parts = ["# On a GPU", *_machines(groups), "## Missed", *_missed(groups)]
-    parts += ["## Not measured", *_lacking(groups)]
-    for group, read in groups.items():
-        parts += [f"## {group.capitalize()}", *_status(read["pieces"])]
-        parts += SECTIONS.get(group, _nothing)(read["pieces"])
+    parts = ["# On a GPU", INTRODUCTION]
+    for groups in sorted(filter(None, every), key=_latest, reverse=True):
+        gpu = next(iter(groups.values()))["machine"].get("gpus") or ["No GPU"]
+        parts += [f"## {gpu[0]}", *_machines(groups), "### Missed", *_missed(groups)]
+        for group, read in groups.items():
+            parts += [f"### {group.capitalize()}", *_status(read["pieces"])]
+            parts += SECTIONS.get(group, _nothing)(read["pieces"])
+    parts += ["## Not measured", *_lacking(every)]
     return "\n\n".join(wrapped(part) for part in parts) + "\n"
+
+
+def _latest(groups: Mapping[str, dict[str, Any]]) -> float:
+    """When the last piece of a machine began."""
+    entries = [entry for read in groups.values() for entry in read["pieces"].values()]
+    return max(float(entry.get("began", 0.0)) for entry in entries)
 
 
 def wrapped(text: str) -> str:
@@ -48,13 +64,7 @@ def _machines(groups: Mapping[str, dict[str, Any]]) -> list[str]:
         versions = sorted({str(entry.get("commit")) for entry in read["pieces"].values()} - {"None"})
         code = f" Code: {', '.join(versions)}." if versions else ""
         described.setdefault(_machine(read["machine"]) + code, []).append(group)
-    paragraphs = [f"{', '.join(names).capitalize()}: {text}" for text, names in described.items()]
-    return [
-        *paragraphs,
-        "By `python -m benchmarks.gpu run`; `python -m benchmarks.gpu page DIR` writes this page from its "
-        "files. Of a piece that shared the GPU with others no time and no figure of the whole device is "
-        "shown.",
-    ]
+    return [f"{', '.join(names).capitalize()}: {text}" for text, names in described.items()]
 
 
 def _machine(machine: dict[str, Any]) -> str:
@@ -77,12 +87,14 @@ def _missed(groups: Mapping[str, dict[str, Any]]) -> list[str]:
     return [_table(["piece", "measured", "bar"], rows)] if rows else ["Nothing of what was measured."]
 
 
-def _lacking(groups: Mapping[str, dict[str, Any]]) -> list[str]:
-    """Pieces of the kit that did not come to an end yet."""
+def _lacking(machines: Sequence[Mapping[str, dict[str, Any]]]) -> list[str]:
+    """Pieces of the kit that did not come to an end yet on any machine."""
     lacking: dict[str, list[str]] = {}
     for piece in every_piece():
-        entry = groups.get(piece.group, {"pieces": {}})["pieces"].get(piece.name)
-        if entry is None or entry["status"] == "cut short":
+        entries = [
+            groups[piece.group]["pieces"].get(piece.name) for groups in machines if piece.group in groups
+        ]
+        if all(entry is None or entry["status"] == "cut short" for entry in entries):
             lacking.setdefault(piece.group, []).append(piece.name)
     lines = [f"- {group}: {', '.join(names)}" for group, names in lacking.items()]
     return ["\n".join(lines)] if lines else ["Each piece came to its end."]
@@ -247,6 +259,9 @@ def _speed(pieces: Pieces) -> list[str]:
         for side, mfu in (("muster", "mfu"), ("peer", "peer_mfu")):
             cells += [_side(figures[side]), _percent(figures.get(mfu))]
         rows.append([*cells, _ratio(figures.get("ratio")), _bars(figures["bars"]), figures["published"]])
+        for change, one in figures.get("also", {}).items():
+            side = ["", ""] if "error" in one else [_side([one]), f"{one['mfu']:.1%}" if one["mfu"] else ""]
+            rows.append([f"{name}, {change}", *side, *[""] * 5])
     if not rows:
         return []
     head = ["work", "Muster, samples/s", "MFU", "peer, samples/s", "MFU", "ratio", "bars", "the peer"]
@@ -265,7 +280,8 @@ def _planned(pieces: Pieces) -> list[str]:
             if not one.get("planned"):
                 continue
             seconds = [one["planned"]["step_seconds"], one["step_seconds"]]
-            sizes = [one["planned"]["memory"], one["memory"]["device_peak"], one["memory"]["allocator_peak"]]
+            memory = one["memory"]
+            sizes = [one["planned"]["memory"], memory.get("device_peak"), memory["allocator_peak"]]
             waited = one.get("data_share")
             rows.append([
                 name, *(f"{1e3 * each:.0f} ms" if each else "" for each in seconds), *map(_gigabytes, sizes),
@@ -316,7 +332,12 @@ def _percent(found: dict[str, float] | None) -> str:
 
 
 def _ratio(found: dict[str, float] | None) -> str:
-    return f"{found['median']:.2f} ({found['lowest']:.2f} to {found['highest']:.2f})" if found else ""
+    if not found:
+        return ""
+    spread = (
+        f" ({found['lowest']:.2f} to {found['highest']:.2f})" if found["lowest"] < found["highest"] else ""
+    )
+    return f"{found['median']:.2f}{spread}"
 
 
 BARS = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from benchmarks.gpu import calls, schedule, sources
-from benchmarks.gpu.kit import GROUPS, ROOT, Piece, Results
+from benchmarks.gpu.kit import GROUPS, ROOT, Piece, Results, every_result
 from benchmarks.gpu.pieces import pieces
 from benchmarks.gpu.schedule import Room
 
@@ -113,30 +113,30 @@ def test_proof_comes_first_until_all_of_it_came_to_an_end_with_this_code() -> No
         before = {f"proof/{name}": one for name, one in entries.items()}
         return [each.name for each in schedule.in_order(every, schedule.proven(every, before, codes))]
 
-    assert order() == order(b=entry("passed")) == ["b", "d", "c", "a"]
-    assert order(b=entry("passed"), d=entry("passed", "old")) == ["b", "d", "c", "a"]
-    assert order(b=entry("passed"), d=entry("cut short")) == ["b", "d", "c", "a"]
+    assert order() == order(b=entry("passed")) == ["b", "d", "a", "c"]
+    assert order(b=entry("passed"), d=entry("passed", "old")) == ["b", "d", "a", "c"]
+    assert order(b=entry("passed"), d=entry("cut short")) == ["b", "d", "a", "c"]
     for ended in ("not applicable", "failed", "timed out"):
-        assert order(b=entry("passed"), d=entry(ended)) == ["c", "a", "b", "d"]
+        assert order(b=entry("passed"), d=entry(ended)) == ["a", "c", "b", "d"]
 
 
 def test_a_row_is_measured_in_all_ways_before_the_next_row() -> None:
     rows = [piece(f"{group}/{n}") for group in ("speed", "cost", "profile", "levers") for n in (1, 2)]
     keys = [each.key for each in schedule.in_order(rows, proof_last=True)]
-    first, second = ([f"{group}/{n}" for group in ("profile", "levers", "speed")] for n in (1, 2))
+    first, second = ([f"{group}/{n}" for group in ("speed", "profile", "levers")] for n in (1, 2))
     assert keys == [*first, *second, "cost/1", "cost/2"]
 
 
 def test_what_was_measured_keeps_its_place_in_the_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second speed does not come before the first profile because the first speed is there."""
+    """The second profile does not come before the second speed because the first profile is there."""
     monkeypatch.setattr(calls, "source", lambda each: "code")
-    rows = [piece(f"{group}/{n}") for group in ("profile", "speed") for n in (1, 2)]
+    rows = [piece(f"{group}/{n}") for group in ("speed", "profile") for n in (1, 2)]
     results = Results(tmp_path)
     results.add(rows[2], {}, entry("passed"))
     waiting = calls.waiting_of(rows, results, changed=True)
-    assert [each.key for each in waiting] == ["profile/1", "profile/2", "speed/2"]
+    assert [each.key for each in waiting] == ["speed/1", "speed/2", "profile/2"]
 
 
 def test_a_piece_takes_what_it_took() -> None:
@@ -158,7 +158,7 @@ def test_a_piece_takes_what_it_took() -> None:
 def test_a_call_proves_what_matters() -> None:
     """As long as pieces take as long as on the H100 that was measured."""
     every = [each for each in pieces() if each.group == "proof"]
-    seconds = calls.usual_seconds(every, [Results(calls.MEASURED)])
+    seconds = calls.usual_seconds(every, every_result(calls.MEASURED))
     room = calls.room_of({"cores": 16, "memory": 85.5e9}, tiny=False)
     for minutes, over in ((6, {"grpo", "ppo", "dpo"}), (7, set())):
         times, left = schedule.rehearsed(every, 60 * minutes, room, lambda each: seconds[each.key])

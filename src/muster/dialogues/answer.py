@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 from muster.dialogues.load import read
 from muster.dialogues.rows import Dialogue, Turn
 from muster.dialogues.spec import DialogueRecipe
-from muster.dialogues.tokens import Templates, converses, padded, turns_of
+from muster.dialogues.tokens import Templates, converses, turns_of
 from muster.worker import answering
+from muster.worker.data.padding import padded
 from muster.worker.decoders import room_of
 from muster.worker.workloads.base import HeldOut
 

@@ -11,9 +11,9 @@ import torch
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
-from muster.dialogues.tokens import padded
 from muster.worker.attention import unmask
 from muster.worker.context import Context
+from muster.worker.data.padding import padded
 from muster.worker.decoders import make_config
 from muster.worker.models import (
     add_lora,

@@ -19,7 +19,8 @@ from muster.dialogues.load import Encoding
 from muster.dialogues.rl import Generation
 from muster.dialogues.rows import Dialogue, prompt_too_long
 from muster.dialogues.scoring import Scorer
-from muster.dialogues.tokens import padded, usable
+from muster.dialogues.tokens import usable
+from muster.worker.data.padding import padded
 from muster.worker.data.sampler import GroupedSampler
 from muster.worker.mixin import BeforeTrainer
 from muster.worker.together import gather

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from muster.core.errors import DataError
 from muster.dialogues.rows import ASSISTANT, PROMPTS_NOTE, TEXT, Dialogue, Turn, prompt_too_long
+from muster.worker.data.padding import padded
 from muster.worker.loss import IGNORED
 from muster.worker.workloads.base import Counts
 
@@ -178,21 +179,6 @@ def turns_of(tokenizer: Any, text: str, before: Sequence[Turn] = ()) -> tuple[Tu
     if converses(tokenizer):
         return (*before, Turn("user", text))
     return (Turn(TEXT, "".join(turn.text for turn in before) + text),)
-
-
-def padded(
-    rows: Sequence[Sequence[int]], pad: int, length: int | None = None, *, left: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad rows to (rows, length) tokens, and a mask that is 1 where there is one. `length`: None for the
-    longest row's; `left`: padding comes first, as models want it that go on with the rows."""
-    length = length or max(map(len, rows))
-    tokens = torch.full((len(rows), length), pad)
-    mask = torch.zeros_like(tokens)
-    for index, row in enumerate(rows):
-        place = slice(length - len(row), None) if left else slice(len(row))
-        tokens[index, place] = torch.tensor(row)
-        mask[index, place] = 1
-    return tokens, mask
 
 
 class Fitting:

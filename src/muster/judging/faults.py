@@ -189,7 +189,12 @@ class FaultCase:
         for row in rows:
             spread, offset = own_share(self.readings, row)
             if spread:
-                least = min(least, 0.5 * ((by + offset) / spread) ** 2)
+                square = ((by + offset) / spread) ** 2
+                freedom = self.readings.freedom.get(self.readings.kind[row].work)
+                cost = 0.5 * square
+                if freedom is not None:  # Student's
+                    cost = 0.5 * (freedom + 1) * math.log1p(square / freedom)
+                least = min(least, cost)
         return least
 
     def _best(self, rows: Sequence[int], expected: dict[int, float], least: float = 0.0) -> Fit:

@@ -76,6 +76,8 @@ def localise(
         if drift.deviation:
             readings, baselines = read(with_doubt(detrended, drift), topology, stored)
             readings.spread |= drift.deviation
+            for work in drift.deviation:
+                readings.freedom.pop(work, None)
         for spell in (events := spells(readings, moments, topology)):
             for row in spell.rows:
                 readings.sigma[row] = max(readings.sigma[row], readings.value[row])

@@ -8,11 +8,13 @@ as if the host had run alone, and costs no run; but a hiccup of the run is in bo
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from muster.judging.baseline import FLOOR, KEPT, Baseline, JobClass, fleet_baselines
+from muster.core.robust import MAD
+from muster.judging.baseline import FEWEST, FLOOR, KEPT, Baseline, JobClass, fleet_baselines
 from muster.judging.course import slow_halves
 from muster.judging.detrend import Detrended
 from muster.judging.noise import PRIOR, RARE, Hiccups, NoiseTail, learn, learn_hiccups
@@ -39,6 +41,9 @@ CLEARLY = 2.0  # deviations, of the mean of jobs that are slow by the same but f
 TOGETHER = 3.2  # deviations: jobs of a host that stand out only taken together
 FAR = 4.0  # deviations of a normal distribution: no noise, or hardly ever
 CLIP = 3.0  # deviations: readings further off tell nothing of how healthy hosts differ
+GAP = 5.0  # deviations of most hosts to the next slower one: those are other hosts, or slow
+MUCH = 2.0  # times as much as usual: few hosts show no better than that what they differ by
+PRIOR_HOSTS = 4  # how many hosts what is usual counts for
 DIFFER = 0.002  # what hosts usually differ by (64 healthy 8-GPU hosts: 0.0018, with the noise of their jobs)
 MOST_HICCUPS = 0.1  # of jobs; what is more frequent is no hiccup
 MOST = 12  # readings of a host that are compared with each other
@@ -53,7 +58,8 @@ class Readings:
     without the network; `hint`: of what a host did within a job; `source`: which observation; `kind`: which
     class. `half`: those of jobs that were slow in one half. `hiccups`: what slows jobs and does not last;
     `only`: the one reading that they were learned from, to which they do not apply. `slow`, `fast`: the noise
-    on either side. `spread`: by work, the standard deviation of what healthy hosts differ by."""
+    on either side. `spread`: by work, the standard deviation of what healthy hosts differ by; `freedom`: its
+    degrees of freedom, where a few hosts show it."""
 
     value: list[float] = field(default_factory=list)
     sigma: list[float] = field(default_factory=list)
@@ -71,6 +77,7 @@ class Readings:
     slow: NoiseTail = PRIOR
     fast: NoiseTail = PRIOR
     spread: dict[str, float] = field(default_factory=dict)
+    freedom: dict[str, float] = field(default_factory=dict)
 
     def add(
         self,
@@ -232,6 +239,16 @@ def read(
     _learn_noise(rows, topology)
     _learn_crashes(rows)
     rows.spread = _spreads(rows)
+    for work, (levels, noise) in _levels(rows).items():
+        middle, differ, freedom = _differ(levels, noise)
+        if differ > max(MUCH * DIFFER, rows.spread.get(work, 0.0)):
+            rows.spread[work], rows.freedom[work] = differ, freedom
+            # Of hosts that differ, the baseline is that of a few which happen to be alike.
+            kind = JobClass(work, 1)
+            baselines[kind] = replace(baselines[kind], seconds=baselines[kind].seconds * math.exp(middle))
+            for row, alone in enumerate(rows.alone):
+                if alone and rows.kind[row] == kind and not rows.failed(row):
+                    rows.value[row] -= middle
     return rows, baselines
 
 
@@ -349,6 +366,58 @@ def _spreads(rows: Readings) -> dict[str, float]:
     return spreads
 
 
+def _levels(rows: Readings) -> dict[str, tuple[list[float], float]]:
+    """Return, by work, the sorted usual readings of hosts that ran it alone twice or more, where there are
+    FEWEST of them, and the standard error of one."""
+    of_work: dict[str, list[list[float]]] = {}
+    for own in rows.of_host.values():
+        works: dict[str, list[float]] = {}
+        for row in own:
+            if rows.alone[row] and not (rows.hint[row] or rows.failed(row)):
+                works.setdefault(rows.kind[row].work, []).append(rows.value[row])
+        for work, values in works.items():
+            if len(values) > 1:
+                of_work.setdefault(work, []).append(values)
+    levels = {}
+    for work, hosts in of_work.items():
+        if len(hosts) >= FEWEST:
+            noise = statistics.median([statistics.variance(values) for values in hosts])
+            few = statistics.median([len(values) for values in hosts])
+            # The median variance of so few is low (chi-squared, Wilson and Hilferty), a median's is high.
+            noise *= (1.0 - 2.0 / (9.0 * (few - 1))) ** -3 * (math.pi / 2 if few > 2 else 1.0) / few
+            levels[work] = sorted([statistics.median(values) for values in hosts]), math.sqrt(noise)
+    return levels
+
+
+def _differ(levels: Sequence[float], noise: float) -> tuple[float, float, float]:
+    """Return the median host, what hosts differ by for good (a standard deviation), and its degrees of
+    freedom: by the median of how far they are from their median, so that less than half of them may be slow.
+    Those behind a gap are left out, where some are before it and close together. Drawn towards what is usual
+    as PRIOR_HOSTS more would."""
+    for count in range(max(FEWEST, len(levels) // 6), len(levels)):
+        if levels[count] - levels[count - 1] > GAP * max(statistics.pstdev(levels[:count]), noise, FLOOR):
+            levels = levels[:count]
+            break
+    middle = statistics.median(levels)
+    scale = MAD * statistics.median([abs(level - middle) for level in levels])
+    square = max(0.0, scale * scale - noise * noise)
+    weight = len(levels) - 1
+    freedom = weight + PRIOR_HOSTS
+    return middle, math.sqrt((weight * square + PRIOR_HOSTS * DIFFER**2) / freedom), freedom
+
+
+def reach(rows: Readings, work: str) -> float:
+    """Return how far a healthy host hardly is from its peers: as rare as APART deviations of a normal
+    distribution; of Student's, where a few hosts show the deviation (Abramowitz and Stegun, 26.7.5)."""
+    z, freedom = APART, rows.freedom.get(work, math.inf)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return rows.spread.get(work, 0.0) * (z + sum(term / freedom**n for n, term in enumerate(terms, 1)))
+
+
 def _in_common(size: int, other: int) -> float:
     """Return the covariance of the slowest of two groups of hosts that share one, in variances of a host.
     Exact for a host alone with a group (1/n); else the mean of its bounds."""
@@ -374,7 +443,6 @@ def smallest(readings: Readings, rows: Sequence[int], settings: Settings) -> flo
     healthy hosts differ by."""
     noise = min([readings.sigma[row] for row in rows], default=0.0)
     noise *= math.sqrt(A_FEW / max(A_FEW, len(rows)))
-    spread = 0.0
-    if readings.spread:
-        spread = max([readings.spread.get(readings.kind[row].work, 0.0) for row in rows], default=0.0)
-    return max(math.log1p(settings.slow), STANDS_OUT * noise, APART * spread)
+    works = {readings.kind[row].work for row in rows} if readings.spread else ()
+    differ = max([reach(readings, work) for work in works], default=0.0)
+    return max(math.log1p(settings.slow), STANDS_OUT * noise, differ)

@@ -17,7 +17,7 @@ from muster.judging.explain import Component, FaultExplanation, blamed, shown_by
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
 from muster.judging.localise import Posterior, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
-from muster.judging.readings import APART, FAILED, STANDS_OUT, Readings, own_share, smallest
+from muster.judging.readings import FAILED, STANDS_OUT, Readings, own_share, reach, smallest
 
 SHOWN = 6  # readings given as evidence
 WHICH_HARDWARE = "which hardware each host has: jobs of unlike hardware are not compared"
@@ -359,12 +359,8 @@ class _Hosts:
         least = smallest(self.readings, rows, settings)
         if kind in self.usual:
             usual = STANDS_OUT * UNSTEADY * self.usual[kind]
-            least = min(least, max(math.log1p(settings.slow), usual, APART * self._spread(kind.work)))
+            least = min(least, max(math.log1p(settings.slow), usual, reach(self.readings, kind.work)))
         return 2 * math.expm1(least)
-
-    def _spread(self, work: str) -> float:
-        """Return what healthy hosts differ by for good."""
-        return self.readings.spread.get(work, 0.0) if self.readings.spread else 0.0
 
     def _good_but_once(self, host: int, rows: Sequence[int]) -> bool:
         """Return whether all but one of its jobs were good: that one failed, or is the only evidence against
@@ -428,7 +424,7 @@ class _Hosts:
         ):
             spread, _ = own_share(readings, own[0])
             usual = sorted([readings.value[row] for row in own])[(len(own) - 1) // 2]
-            if len(own) > 1 and 2 * spread < usual <= APART * spread:
+            if len(own) > 1 and 2 * spread < usual <= reach(readings, readings.kind[own[0]].work):
                 noise = math.sqrt(max(readings.sigma[own[0]] ** 2 - spread**2, FLOOR**2) / len(own))
                 if usual > 3 * noise:
                     return math.expm1(usual), noise, spread

@@ -7,7 +7,8 @@ it.
 
 What Inductor would fuse is a rule: operations other than products and attention that are connected, with no
 product between them, are one kernel. It reads each of its inputs once and writes what is used outside it; all
-else never lies in memory.
+else never lies in memory. A result is written over an input of the same size that nothing reads afterwards
+(SchedulerNode.decide_inplace_update): the gradient of the logits over the logits.
 """
 
 from __future__ import annotations
@@ -33,19 +34,23 @@ aten = torch.ops.aten
 @dataclass(frozen=True)
 class Kernels:
     """What a graph's operations become. `last`: of a fused operation, the last one of its kernel before that
-    has to run; `inside`: those whose result never leaves its kernel; `moves`: how often kernels other than
+    has to run; `inside`: those whose result never leaves its kernel; `instead`: of a result that does, what
+    its kernel is the last to read, in whose memory it may be written; `moves`: how often kernels other than
     products write and read the result of each other one; `count`: of all kernels."""
 
     last: Mapping[Node, Node]
     inside: frozenset[Node]
+    instead: Mapping[Node, Sequence[Node]]
     moves: Mapping[Node, int]
     count: int
 
 
-def kernels_of(graph: Graph) -> Kernels:
+def kernels_of(graph: Graph, donated: Collection[int] = ()) -> Kernels:
     """Divide a graph into kernels: products and attention as they are, all else fused as far as it is
-    connected."""
+    connected. `donated`: the places of inputs that nothing else holds."""
     bases = _bases(graph)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    held = set(placeholders) - {placeholders[place] for place in donated}
     given = {node: {bases[each] for each in node.all_input_nodes} for node in bases if bases[node] is node}
     users: dict[Node, list[Node]] = {node: [] for node in given}
     for node, inputs in given.items():
@@ -58,12 +63,17 @@ def kernels_of(graph: Graph) -> Kernels:
         read.setdefault(kernel, set()).update(each for each in given[node] if kernels.get(each) is not kernel)
         moves[node] += any(kernels.get(user) is not kernel for user in users[node])
     inside = {node for node in kernels if not moves[node]}
-    for inputs in read.values():
-        moves.update(inputs)
+    for nodes in read.values():
+        moves.update(nodes)
     products = sum(1 for node in given if _is_product(node))
+    over = {
+        kernel: [each for each in nodes if each not in held and kernels.get(users[each][-1]) is kernel]
+        for kernel, nodes in read.items()
+    }
     return Kernels(
         last=_last(kernels, users),
         inside=frozenset(node for node, base in bases.items() if base in inside),
+        instead={node: over[kernel] for node, kernel in kernels.items() if node not in inside},
         moves=+moves,
         count=len(read) + products,
     )
@@ -183,15 +193,16 @@ def _block(node: Node) -> tuple[str, int] | None:
 class _Run(Interpreter):  # type: ignore[misc]
     """A graph's operations one after the other, in a ledger's account where there is one."""
 
-    def __init__(self, graph: GraphModule, account: Account, name: str) -> None:
+    def __init__(self, graph: GraphModule, account: Account, name: str, donated: Collection[int]) -> None:
         super().__init__(graph)
         self.account, self.name = account, name
-        self.kernels, self.parts = kernels_of(graph.graph), parts_of(graph.graph)
+        self.kernels, self.parts = kernels_of(graph.graph, donated), parts_of(graph.graph)
         uses: dict[Node, list[Node]] = {}
         ends: dict[Node, list[Node]] = self.user_to_last_uses  # type: ignore[has-type]
         for user, done in ends.items():  # what a kernel reads is there until it ends
             uses.setdefault(self.kernels.last.get(user, user), []).extend(done)
         self.user_to_last_uses = uses
+        self.ended = False  # a fused kernel, by the operation before
 
     def run_node(self, node: Node) -> Any:
         """Run one operation, whose result lies in memory or stays inside its kernel."""
@@ -200,8 +211,14 @@ class _Run(Interpreter):  # type: ignore[misc]
             return super().run_node(node)
         if node in self.parts:
             ledger.mark(f"{self.name}{self.parts[node]}")
+        if self.ended:  # and what it read is gone, where nothing else holds it
+            ledger.settle()
+        self.ended = self.kernels.last.get(node) is node
         ledger.inside = node in self.kernels.inside
+        over = self.kernels.instead.get(node, ())
+        ledger.instead_of = [self.env[each] for each in over if each in self.env]
         made = super().run_node(node)
+        ledger.instead_of = ()  # which would hold them
         ledger.moved += self.kernels.moves.get(node, 0) * _bytes(made)
         return made
 
@@ -215,6 +232,7 @@ class _Run(Interpreter):  # type: ignore[misc]
         try:
             return self.boxed_run(arguments)
         finally:
+            ledger.settle()
             ledger.inside = None
             self.env.clear()  # which would hold the results
 
@@ -237,9 +255,12 @@ class Account:
         return compile_fx(graph, inputs, inner_compile=self._graph)
 
     def _graph(self, graph: GraphModule, inputs: Sequence[Any], **about: Any) -> Any:
+        from torch._inductor.utils import get_donated_idxs
+
         direction = BACKWARD if about.get("is_backward") else FORWARD
         self.graphs[direction] += 1
-        run = _Run(graph, self, f"{direction}: graph {self.graphs[direction]}")
+        donated = (get_donated_idxs() or ()) if direction == BACKWARD else ()
+        run = _Run(graph, self, f"{direction}: graph {self.graphs[direction]}", donated)
         run._boxed_call = True  # takes its arguments as a list, which it empties
         return run
 

@@ -102,10 +102,12 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
         # Of a compiled graph's operation, whose kernels say themselves what they move: its result never
         # leaves its kernel. None: of no graph.
         self.inside: bool | None = None
+        self.instead_of: Sequence[torch.Tensor] = ()  # in whose memory its result may be written
         self.flops = self.attention = self.masked = self.thin = 0
         self.moved = self.thin_moved = self.operations = 0
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}  # by the storage's address
         self._compared: set[int] = set()  # addresses of comparisons of numbers
+        self._heirs: dict[int, weakref.ref[Any]] = {}  # by the address whose memory they take over
         self._storages: list[_Storage] = []
         self._events: list[tuple[int, int]] = []  # (storage, +1 made or -1 gone)
         self._marks: list[tuple[int, str]] = []
@@ -193,7 +195,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
                 self._compared.add(storage._cdata)
             if storage._cdata not in before:
                 fresh = True
-                if not (self.inside or storage._cdata in self.outside or storage._cdata in self._alive):
+                counted = self.inside or storage._cdata in self.outside or storage._cdata in self._alive
+                if not (counted or self._inherits(storage)):
                     self._add(storage, each, weight)
         if self.inside is not None:
             return
@@ -206,17 +209,45 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
                 self.moved += written + read
             self.operations += bool(written)
 
+    def settle(self) -> None:
+        """Count what was to be written over something that is still there after its kernel."""
+        for reference in self._heirs.values():
+            if (heir := reference()) is not None and heir._cdata not in self._alive:
+                self._hold(heir, _Storage(heir.nbytes(), False, False, False))
+        self._heirs.clear()
+
+    def _inherits(self, storage: Any) -> bool:
+        """Return whether a result is written over something of the same size."""
+        for each in self.instead_of:
+            address = each.untyped_storage()._cdata
+            owner = self._alive.get(address)
+            if owner and address not in self._heirs and self._storages[owner[0]].size == storage.nbytes():
+                self._heirs[address] = weakref.ref(storage)
+                return True
+        return False
+
     def _add(self, storage: Any, tensor: torch.Tensor, weight: bool) -> None:
-        index, address = len(self._storages), storage._cdata
         wide = tensor.is_floating_point() and tensor.ndim > 1 and tensor.shape[-1] == self.classes
-        self._storages.append(_Storage(storage.nbytes(), weight, wide, self.inside is None))
+        self._hold(storage, _Storage(storage.nbytes(), weight, wide, self.inside is None))
+
+    def _hold(self, storage: Any, made: _Storage) -> None:
+        index = len(self._storages)
+        self._storages.append(made)
         self._events.append((index, 1))
+        self._own(storage, index)
+
+    def _own(self, storage: Any, index: int) -> None:
+        address = storage._cdata
         self._alive[address] = (index, weakref.ref(storage, partial(self._gone, address, index)))
 
     def _gone(self, address: int, index: int, _: Any) -> None:
-        self._events.append((index, -1))
         self._alive.pop(address, None)
         self._compared.discard(address)
+        heir = self._heirs.pop(address, None)
+        if heir is not None and (storage := heir()) is not None:
+            self._own(storage, index)
+        else:
+            self._events.append((index, -1))
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -13,8 +13,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from muster.core.errors import RecipeError
 from muster.dialogues.rewarding import make_reward_model
 from muster.dialogues.scoring import check_tokenizer
-from muster.dialogues.tokens import length_of, padded
+from muster.dialogues.tokens import length_of
 from muster.worker.context import Context
+from muster.worker.data.padding import padded
 from muster.worker.models import without_dropout
 from muster.workloads.ppo.objective import entropy_of, log_probs_of
 from muster.workloads.ppo.spec import PpoRecipe

@@ -21,6 +21,7 @@ from muster.worker import answering
 from muster.worker.context import Context
 from muster.worker.data import sqlgen
 from muster.worker.data.hub import held_part, hub_parts, unused_parts
+from muster.worker.data.padding import padded
 from muster.worker.data.sampler import GroupedSampler
 from muster.worker.data.tokenizer import load_tokenizer, train_tokenizer
 from muster.worker.loss import IGNORED
@@ -330,18 +331,12 @@ class PairCollator:
         own = longest([(len(row["input_ids"]), len(row["labels"])) for row in rows])
         rounded = (round_up(own[0], self.multiple), round_up(own[1], self.multiple))
         source, target = shape_of(own, self.shapes) if self.shapes else rounded
-        inputs = torch.full((len(rows), source), self.pad)
-        mask = torch.zeros((len(rows), source), dtype=torch.long)
-        labels = torch.full((len(rows), target), IGNORED)
-        decoder = torch.full((len(rows), target), self.pad)
-        for index, row in enumerate(rows):
-            question, answer = row["input_ids"], row["labels"]
-            inputs[index, : len(question)] = torch.tensor(question)
-            mask[index, : len(question)] = 1
-            if not row.get("ignored"):  # it only fills up a held-out batch
-                labels[index, : len(answer)] = torch.tensor(answer)
-            moved = [self.start, *answer[:-1]]
-            decoder[index, : len(moved)] = torch.tensor(moved)
+        answers = [row["labels"] for row in rows]
+        inputs, mask = padded([row["input_ids"] for row in rows], self.pad, source)
+        # A row that is ignored only fills up a held-out batch.
+        asked = [() if row.get("ignored") else row["labels"] for row in rows]
+        labels, _ = padded(asked, IGNORED, target)
+        decoder, _ = padded([[self.start, *answer[:-1]] for answer in answers], self.pad, target)
         return {"input_ids": inputs, "attention_mask": mask, "labels": labels, "decoder_input_ids": decoder}
 
 
