@@ -646,6 +646,7 @@ class Spot:
     local_rank: int | None = None
     own: bool = False
     above: None = None
+    serving: bool = False
 
 
 def met_by(signs: Signs, rank: int, *lines: str) -> None:
@@ -1674,6 +1675,8 @@ ARROW, UNREAD = "pyarrow.lib.ArrowInvalid: no magic bytes", "RuntimeError: canno
         ([*raised(ARROW), *CAUSED, *raised(UNREAD)], ARROW, [], None),
         (of_rank(3, *raised("dill.Unpickling: bad", "in two lines"), *CAUSED, *raised("RuntimeError: no")),
          "dill.Unpickling: bad", [], None),
+        ([*raised("StopIteration"), *CAUSED, *raised(UNREAD)], UNREAD, [], None),
+        ([*raised("queue.Empty"), *HANDLED, *raised(UNREAD)], UNREAD, [], None),
         ([*raised("jax.errors.SimplifiedTraceback: none"), *CAUSED, *raised("RuntimeError: x")],
          "RuntimeError: x", [], None),
     ],
@@ -1721,6 +1724,8 @@ MEMORY = "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit."
         ([*steps_of(1, 3), PROMISED, *steps_of(4, 8), "Exiting."], "known", "preempted", "scheduler"),
         ([*steps_of(1, 3), PROMISED, *steps_of(4, 80), "Exiting."], "unknown", None, None),
         ([PROMISED, *steps_of(4, 8), PROMISED, *steps_of(2, 8), "EXIT_CODE=0"], "nothing", None, None),
+        ([*steps_of(1, 3), PROMISED, *steps_of(4, 8), "Training complete."], "nothing", None, None),
+        ([*steps_of(1, 3), PROMISED, *steps_of(4, 8), *steps_of(2, 5)], "unknown", None, None),
         (["F0311 10:00:00.1 100 data_feed.cc:88] Check failed: batch_size > 0", "Aborted (core dumped)"],
          "named", None, "unknown"),
         (["Training finished. Best acc 0.91", *IGNORED], "nothing", None, None),
@@ -1741,6 +1746,11 @@ def test_whose_doing_an_end_was(
         ("OSError: [Errno 116] Stale file handle: '/nfs/hf/datasets/cache-1f.arrow'", "HF_DATASETS_CACHE"),
         ("(VllmWorker rank=1 pid=8) ERROR 07-01 10:10:10 [a.py:5] torch.OutOfMemoryError: CUDA out of memory",
          "gpu_memory_utilization"),
+        ("(EngineCore pid=1) ERROR 08-27 22:16:31 [core.py:1365] Traceback (most recent call last):\n"
+         "(EngineCore pid=1) ERROR 08-27 22:16:31 [core.py:1365] torch.OutOfMemoryError: CUDA out of memory",
+         "gpu_memory_utilization"),
+        (f'{TRACEBACK}\n  File "/v/site-packages/vllm/worker/worker.py", line 5, in f\n'
+         "torch.OutOfMemoryError: CUDA out of memory", "gpu_memory_utilization"),
         ("[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "batch.micro"),
         ("ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found (required by x.so)", "does not help"),
         ("ImportError: /lib/libstdc++.so.6: version `GLIBCXX_3.4.29' not found", "CONDA_PREFIX"),

@@ -289,6 +289,7 @@ _COMPUTED = frozenset((
     "illegal_memory_access", "index_out_of_range", "cuda_oom", "generation_memory", "cublas_alloc",
     "gpu_hardware",
 ))  # fmt: skip
+_FULL, _SERVED = "cuda_oom", "generation_memory"  # of a GPU; where vLLM found it
 _PREEMPTED = "preempted"  # of which a program is told some steps before
 _EVICTED = "pod_evicted"  # of which a message tells why
 _ASSERTED = "index_out_of_range"
@@ -360,6 +361,8 @@ class LineSpot(Protocol):
     def below(self) -> Sequence[str]: ...
     @property
     def above(self) -> tuple[str, LineSpot] | None: ...
+    @property
+    def serving(self) -> bool: ...
 
 
 _Key = tuple[Weight, str | None, int | None]  # with the host and the rank
@@ -900,7 +903,9 @@ class Signs:
         if match and match.phrase.weight != "notice":
             # Slurm says on which host the step was, and not which failed.
             nobody = match.phrase.weight == "scheduler" and "CANCELLED" in text
-            self._add(match.phrase.weight, match.failure.id, text, (None,) if nobody else hosts, rank)
+            served = match.failure.id == _FULL and self.spot is not None and self.spot.serving
+            failure = _SERVED if served else match.failure.id
+            self._add(match.phrase.weight, failure, text, (None,) if nobody else hosts, rank)
             return False
         if _CRASH.search(text) or (shell and shell["how"] != "Aborted"):
             self.broke = True

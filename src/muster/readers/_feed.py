@@ -43,6 +43,7 @@ _NAMED = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]|(?<=\.)[a-z])\w*(?:: .*)?"
 )  # an exception's class, and what it says
 _TRACED = re.compile(r"[\w.]*(?:Traceback|StackTrace)\b")  # how JAX says that it left frames out
+_VLLM = re.compile(r"\b(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w/]+\.py:\d+\] ")  # its logger
 _OTHERS = (
     "/site-packages/",
     "/dist-packages/",
@@ -341,14 +342,20 @@ class LinePlace(NamedTuple):
         return innermost is not None and not any(part in innermost[1] for part in _OTHERS)
 
     @property
+    def serving(self) -> bool:
+        """Whether vLLM wrote the line, or its traceback goes through vLLM."""
+        own = _VLLM.search(self.block[self.place])
+        return bool(own) or any("/vllm/" in each[1] for each in self._frames())
+
+    @property
     def below(self) -> Sequence[str]:
         """The next lines, as far as they are of the same block."""
         return self.block[self.place + 1 : self.place + 1 + _FEW]
 
     @property
     def above(self) -> tuple[str, LinePlace] | None:
-        """The last line of the traceback above this one, and its place; None where the sieve lets it
-        through."""
+        """The last line of the traceback above this one, and its place; None where the sieve lets it through
+        or it has no words, as a StopIteration."""
         prefix, last = _prefix(self.block[self.place]), None
         here = (self._replace(place=place) for place in range(self.place - 1, -1, -1))
         back = (LinePlace(self.before, place) for place in range(len(self.before) - 1, -1, -1))
@@ -360,7 +367,7 @@ class LinePlace(NamedTuple):
                 last = text, spot
             elif last:
                 break
-        return last if last and _is_missed(last[0]) else None
+        return last if last and ": " in last[0] and _is_missed(last[0]) else None
 
     def _frames(self) -> list[re.Match[str]]:
         """Return the frames of the traceback that ends here, the innermost first."""

@@ -167,8 +167,8 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         passed = True
     # torchrun's own word on the end counts though a process of an earlier attempt broke.
     restarted = any("worker group successfully finished" in line for line in after)
-    well = first is not None and not (formatted or stands) and counters.ended_well(after)
-    well = well and (restarted or not signs.broke)
+    well = first is not None and not formatted and counters.ended_well(after)
+    well = well and (restarted or not signs.broke) and not (stands and first and first.weight != "limit")
     before = [frame.bare(line) for line in ends[quiet + 1 :]] if quiet is not None else []
     outside = may and first is not None and first.weight == "external"
     trained = outside and counters.trained(before)
