@@ -194,6 +194,26 @@ def test_the_largest_model_needs_no_memory(tmp_path: Path) -> None:
     assert found.at(1).saved - found.at(1).logits == pytest.approx(inputs, rel=0.03)
 
 
+def test_what_is_computed_again_is_no_work_of_the_gradient() -> None:
+    """Of phi, which has no formula: six operations a weight of products and token, and attention's, whether
+    or not blocks are computed again. Neither the output layer nor a block's last product is."""
+    needs_torch()
+    from muster.worker.tracing.tracing import trace
+
+    config = {
+        "model_type": "phi", "vocab_size": 8000, "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512,
+    }  # fmt: skip
+    layer = 4 * 256 * 256 + 2 * 256 * 512
+    for checkpointing in (False, True):
+        request = TraceRequest("causal-lm", config, 256, arithmetic="half", checkpointing=checkpointing)
+        found = trace(request).at(2)
+        needed = 6 * (2 * layer + 8000 * 256) + 12 * 2 * 256 * 256
+        assert (found.flops - found.again) / (2 * 256) == needed
+        again = 2 * 256 * 2 * (2 * (layer - 256 * 512) + 2 * 2 * 256 * 256)
+        assert found.again == (again if checkpointing else 0)
+
+
 def test_a_trace_is_found_again(tmp_path: Path) -> None:
     needs_torch()
     request = asked("vit")

@@ -71,7 +71,8 @@ class Pass:
     and `copies`; `growing_peak`: the same in the backward pass with the gradients as they come, where there
     are none before it;
     `forward_flops`, `flops`: operations of matrix products in the forward pass, and in both, with what
-    gradient checkpointing computes again; of `flops`: `attention`, in fused kernels; `masked`, of these above
+    gradient checkpointing computes again; of `flops`: `again`, those that are computed a second time;
+    `attention`, in fused kernels; `masked`, of these above
     a causal mask's diagonal, which kernels skip; `thin`, in products with a side that is neither the rows of
     the batch nor as long as THIN, which are bound by the bytes that they move;
     `moved`: bytes that operations other than products read and write, views excluded, none fused;
@@ -92,6 +93,7 @@ class Pass:
     moved: int
     growing_peak: int = 0
     operations: int = 0
+    again: int = 0
     attention: int = 0
     masked: int = 0
     thin: int = 0
@@ -101,7 +103,7 @@ class Pass:
 
 
 FIGURES = (
-    "saved", "logits", "copies", "forward_flops", "flops", "attention", "masked", "thin", "moved",
+    "saved", "logits", "copies", "forward_flops", "flops", "again", "attention", "masked", "thin", "moved",
     "thin_moved", "operations", "handed",
 )  # fmt: skip
 THIN = 256  # of a matrix: shorter sides leave fewer operations a byte than GPUs can do meanwhile

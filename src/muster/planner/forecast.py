@@ -290,14 +290,14 @@ def _time_plan(
 
 def _needed(setting: Setting) -> float | None:
     """Return the operations of a micro-batch that the gradient needs, none computed twice. By the family's
-    formula, else by the trace, where recomputation is about a forward pass."""
+    formula, else by the trace."""
     products = families.products(setting.config, shape_of_batch(setting))
     if products is not None:
         frozen = setting.trainable < setting.parameters
         own: float = training(products, frozen=frozen).model
     elif setting.trace is not None:
         passes = setting.trace.at(setting.micro)
-        own = passes.flops - (passes.forward_flops if setting.trace.checkpointing else 0)
+        own = passes.flops - passes.again
     else:
         return None
     return with_others(setting, StepWork(setting.micro, own / 3, own)).flops

@@ -22,11 +22,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils.flop_counter import flop_registry
 
 from muster.core.trace import BACKWARD, FORWARD
-from muster.worker.tracing.ledger import ATTENTION, Ledger, touched
+from muster.worker.tracing.ledger import ATTENTION, Ledger, touched, unwrapped
 
 aten = torch.ops.aten
 
@@ -95,7 +96,8 @@ def _reshapes(node: Node) -> bool:
 
 
 def _is_product(node: Node) -> bool:
-    packet = getattr(node.target, "overloadpacket", None)
+    operation, _ = unwrapped(node.target, node.args)
+    packet = getattr(operation, "overloadpacket", None)
     return packet in flop_registry or packet in ATTENTION
 
 
@@ -203,6 +205,9 @@ class _Run(Interpreter):  # type: ignore[misc]
             uses.setdefault(self.kernels.last.get(user, user), []).extend(done)
         self.user_to_last_uses = uses
         self.ended = False  # a fused kernel, by the operation before
+        self.backward = name.startswith(BACKWARD)
+        if not self.backward:
+            account.forward |= {node.name for node in graph.graph.nodes if _is_product(node)}
 
     def run_node(self, node: Node) -> Any:
         """Run one operation, whose result lies in memory or stays inside its kernel."""
@@ -215,6 +220,9 @@ class _Run(Interpreter):  # type: ignore[misc]
             ledger.settle()
         self.ended = self.kernels.last.get(node) is node
         ledger.inside = node in self.kernels.inside
+        ledger.repeated = self.backward and (
+            node.name in self.account.forward or isinstance(node.target, HigherOrderOperator)
+        )
         over = self.kernels.instead.get(node, ())
         ledger.instead_of = [self.env[each] for each in over if each in self.env]
         made = super().run_node(node)
@@ -233,7 +241,7 @@ class _Run(Interpreter):  # type: ignore[misc]
             return self.boxed_run(arguments)
         finally:
             ledger.settle()
-            ledger.inside = None
+            ledger.inside = ledger.repeated = None
             self.env.clear()  # which would hold the results
 
 
@@ -243,6 +251,7 @@ class Account:
     def __init__(self) -> None:
         self.ledger: Ledger | None = None
         self.graphs = {FORWARD: 0, BACKWARD: 0}
+        self.forward: set[str] = set()  # products of forward graphs: a backward graph keeps their names
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compile a function as torch.compile does, but for the code that it generates."""

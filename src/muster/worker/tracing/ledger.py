@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -103,7 +104,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
         # leaves its kernel. None: of no graph.
         self.inside: bool | None = None
         self.instead_of: Sequence[torch.Tensor] = ()  # in whose memory its result may be written
-        self.flops = self.attention = self.masked = self.thin = 0
+        self.flops = self.again = self.attention = self.masked = self.thin = 0
+        self.repeated: bool | None = None  # of a compiled graph's operation: it runs a second time
         self.moved = self.thin_moved = self.operations = 0
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}  # by the storage's address
         self._compared: set[int] = set()  # addresses of comparisons of numbers
@@ -173,9 +175,10 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
         return top
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        func, args = unwrapped(func, args)
         packet = getattr(func, "_overloadpacket", func)
         given, made = list(_tensors((*args, *kwargs.values()))), list(_tensors((out,)))
-        product, thin = False, False
+        product, thin, done = False, False, 0
         if packet in ATTENTION:
             product, done = True, ATTENTION[packet](*args, **kwargs)
             self.attention += done
@@ -186,6 +189,9 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
             thin = _is_thin(given, self.rows)
             self.thin += done if thin else 0
             self.flops += done
+        # Autograd's own operations need no gradients; what is computed again in between does.
+        repeated = torch.is_grad_enabled() if self.repeated is None else self.repeated
+        self.again += done if self.returning and repeated else 0
         before = {each.untyped_storage()._cdata for each in given}
         weight = packet in _CASTS and args[0].untyped_storage()._cdata in self.weights
         fresh = False
@@ -248,6 +254,16 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
             self._own(storage, index)
         else:
             self._events.append((index, -1))
+
+
+def unwrapped(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Return an operation and its arguments, also where another one wraps it: attention that is computed
+    again has to draw the same numbers (run_and_save_rng_state)."""
+    if isinstance(func, HigherOrderOperator):
+        for place, each in enumerate(args):
+            if isinstance(each, OpOverload):
+                return each, args[place + 1 :]
+    return func, args
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

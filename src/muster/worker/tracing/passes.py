@@ -73,6 +73,7 @@ def run(
         "handed": ledger.handed(kept) if request.compiled else 0,
         "forward_flops": forward_flops,
         "flops": ledger.flops,
+        "again": ledger.again,
         "attention": ledger.attention,
         "masked": ledger.masked,
         "thin": ledger.thin,
