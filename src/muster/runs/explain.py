@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import IO, Literal
 
@@ -67,7 +68,7 @@ _PERHAPS = "what may be why is in it, but the program seems to have gone on afte
 # Names of logs of what runs beside a training, and is ended after it.
 _SIDE = re.compile(
     r"monitor|tensorboard|smi\b|dmon|dcgm|stats?\b|usage|watch|tunnel|exporter|metrics|prometheus|grafana|"
-    r"jupyter|mlflow|server?\b|serving|proxy|heartbeat|sync",
+    r"jupyter|mlflow|server?\b|serving|proxy|heartbeat|rsync",
     re.IGNORECASE,
 )
 _NAMED = {
@@ -287,8 +288,10 @@ def _cause_first(ranked: list[tuple[JobLog, Sign]]) -> list[tuple[JobLog, Sign]]
     if not outside or ranked[0] is not outside[0]:
         return ranked
     ended = min((sign.when for _, sign in outside if sign.when is not None), default=float("inf"))
-    raised = [each for each in ranked if each[1].uncaught and (each[1].when or 0.0) <= ended]
-    return [*raised, *(each for each in ranked if each not in raised + outside)] if raised else ranked
+    inside = [each for each in ranked if each[1].weight != "external"]
+    early = [each[1].uncaught and (each[1].when or 0.0) <= ended for each in inside]
+    raised, rest = compress(inside, early), compress(inside, (not each for each in early))
+    return [*raised, *rest] if any(early) else ranked
 
 
 def _with_odd_rank(explanation: Explanation, jobs: Sequence[JobLog]) -> Explanation:
