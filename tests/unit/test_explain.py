@@ -23,7 +23,7 @@ from muster.core.result import Failure, HostReport
 from muster.failures.signs import Signs
 from muster.failures.table import KnownFailure, Phrase, find, known_failures
 from muster.fleet.cause import LAST_WORDS
-from muster.runs.explain import Explanation, explain_logs, explain_stream
+from muster.runs.explain import WHOLE, Explanation, explain_logs, explain_stream
 from muster.store import logfiles
 from muster.store.runfolder import RunFolder
 from tests.golden.documents import sections
@@ -374,7 +374,7 @@ def test_what_looks_like_an_echo_and_says_more() -> None:
     last one is what counts."""
     left = "a worker exits with return code = -{}"
     killed = said(*[left.format(6)] * 5, left.format(9)).failure
-    assert killed is not None and killed.id == "host_oom_killed"
+    assert killed is not None and killed.id == "killed"
     old = "[rank{}]: NVIDIA RTX with CUDA capability sm_86 is not compatible with the current PyTorch"
     found = said(TRACEBACK, *(old.format(n % 3) for n in range(30)))
     assert (found.failure and found.failure.id, found.alike, found.echoes) == ("no_kernel_image", 2, 30)
@@ -645,6 +645,8 @@ class Spot:
     uncaught: bool = False
     local_rank: int | None = None
     own: bool = False
+    above: None = None
+    serving: bool = False
 
 
 def met_by(signs: Signs, rank: int, *lines: str) -> None:
@@ -956,7 +958,7 @@ def test_whose_line_it_is(lines: list[str], rank: int | None, host: str | None) 
 @pytest.mark.parametrize(
     ("lines", "failure"),
     [
-        (["srun: error: n7: task 3: Killed", "srun: Terminating StepId=1.0"], "host_oom_killed"),
+        (["srun: error: n7: task 3: Killed", "srun: Terminating StepId=1.0"], "killed"),
         (["srun: error: n7: task 3: Exited with exit code 1", "srun: error: n8: tasks 4-7: Killed"], None),
         (["srun: Job step aborted: Waiting up to 32 seconds", "srun: error: n7: task 0: Killed"], None),
         (["srun: error: n7: task 3: Aborted (core dumped)", "srun: error: n8: tasks 0-7: Killed"], None),
@@ -1430,8 +1432,8 @@ def test_the_program_is_blamed_for_what_a_mistake_alone_raises(
 
 
 def test_a_host_that_no_line_names_is_not_blamed() -> None:
-    line = "train.service: Main process exited, code=killed, status=9/KILL"
-    alone, logged = said("begin", line), said(f"Nov 26 00:41:40 node7 systemd[1]: {line}")
+    line = "Out of memory: Killed process 4711 (python3) total-vm:1kB"
+    alone, logged = said("begin", line), said(f"Nov 26 00:41:40 node7 kernel: {line}")
     hosts = [each.failure.host if each.failure else "" for each in (alone, logged)]
     assert hosts == [None, "node7"]
     assert "no line says which" in str(alone.blamed) and "no line says" not in str(logged.blamed)
@@ -1450,7 +1452,7 @@ CAUGHT = "submitit WARNING (2022-08-12 02:06:11,453) - Caught signal SIGUSR2 on 
         (["MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD"], "unknown", None, None, "rank 3"),
         (["Abort(1) on node 3: application called MPI_Abort(MPI_COMM_WORLD, 1) - process 3"], "unknown", None,
          None, "rank 3"),
-        ([*HYDRA, "=   KILLED BY SIGNAL: 9 (Killed)"], "known", "host_oom_killed", "n7", None),
+        ([*HYDRA, "=   KILLED BY SIGNAL: 9 (Killed)"], "known", "killed", "n7", None),
         ([*HYDRA, "=   KILLED BY SIGNAL: 15 (Terminated)"], "named", None, "n7", None),
         (["YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Terminated (signal 15)"], "named", None, None,
          None),
@@ -1531,7 +1533,7 @@ def test_a_process_that_is_the_one_that_says_it(
           "srun: error: h1: task 0: Terminated"], "unknown", None, "h4", None),
         (["srun: error: h4: task 5: Exited with exit code 137", "srun: Terminating StepId=1.0",
           "slurmstepd: error: *** STEP 1.0 ON h1 CANCELLED AT 2025-07-30T12:51:10 ***"], "known",
-         "host_oom_killed", "h4", None),
+         "killed", "h4", None),
         (["slurmstepd: error: *** STEP 1.0 ON h1 CANCELLED AT 2025-07-30T12:51:10 ***",
           "srun: error: h4: task 5: Exited with exit code 1"], "named", None, None, None),
         ([*(f"{RAY}{line}" for line in ("[Rank 2 Error Snippet]:", TRACEBACK, OWN_LINE, "KeyError: 'x'",
@@ -1589,3 +1591,170 @@ def test_the_rank_that_lags_behind_where_only_some_lines_name_the_group() -> Non
 
 def test_remedies_for_any_tools_log_name_no_command_of_a_run() -> None:
     assert not [entry.id for entry, phrase in PHRASES if "muster resume" in entry.remedy + phrase.remedy]
+
+# ----------------------------------------------------------------------------------------------------
+# What was ended from outside, what only points to a cause, and whose limit it was.
+
+TRAINED = ["step 990/1000 loss 1.11", "step 1000/1000 loss 1.10", "Training complete, model in out/"]
+ENDED = "W0501 10:00:40.1 api.py:897] Received 15 death signal, shutting down workers"
+OF_RANK = [TRACEBACK, '  File "/w/train.py", line 88, in <module>', '  File "/w/data.py", line 31, in f',
+           "RuntimeError: stack expects each tensor to be equal size"]  # fmt: skip
+BY_BASH = "./run.sh: line 9: 11212 {}              {}"
+
+
+def test_a_rank_that_was_ended_because_another_one_raised(tmp_path: Path) -> None:
+    """Of several logs, and in one where the launcher says it first; not by what is raised later."""
+    stamp = "2025-05-01 10:00:{} INFO step 1{} loss 2.0"
+    for rank, lines in ((0, ["ncclRemoteError: A call failed"]), (1, [ENDED]), (5, OF_RANK)):
+        (tmp_path / f"rank_{rank}.log").write_text("\n".join([stamp.format(21, 0), *lines, ""]))
+    found = explain_logs(tmp_path)
+    assert found.failure is not None and (found.failure.what, found.failure.where) == (OF_RANK[-1], "rank 5")
+    assert ENDED not in [each.text for each in found.others]
+    later = [stamp.format(21, 0), stamp.format(59, 5), *OF_RANK, ""]
+    (tmp_path / "rank_5.log").write_text("\n".join(later))
+    assert explain_logs(tmp_path).failure.what == ENDED  # type: ignore[union-attr]
+    one = said("begin", f"[rank1]: {ENDED}", *of_rank(5, *OF_RANK)).failure
+    assert one is not None and (one.what, one.where) == (OF_RANK[-1], "rank 5")
+    same = said("begin", f"[rank1]: {ENDED}", *of_rank(1, *OF_RANK)).failure
+    assert same is not None and same.what == ENDED
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer"),
+    [
+        ([*TRAINED, "Terminated"], "nothing"),
+        ([*TRAINED, BY_BASH.format("Terminated", "python monitor.py")], "nothing"),
+        ([*TRAINED[:2], "Done.", "Terminated"], "nothing"),
+        ([*TRAINED[:2], "Terminated"], "named"),
+        ([TRAINED[0], "Done.", "Terminated"], "named"),  # of a part
+        ([*TRAINED[:1], BY_BASH.format("Terminated", "nvidia-smi dmon -s pucm > gpu.log")], "unknown"),
+        ([*TRAINED, BY_BASH.format("Killed", "( while true; do date; done )")], "nothing"),
+        ([*TRAINED[:1], BY_BASH.format("Terminated", "python train.py --watch")], "named"),
+        ([*TRAINED, "starting evaluation", "Terminated"], "named"),
+    ],
+)
+def test_what_is_ended_after_the_training(lines: list[str], answer: str) -> None:
+    found = said("begin", *lines)
+    assert found.answer == answer
+    assert (WHOLE in found.notes) == (answer == "named" and TRAINED[1] in lines)
+
+
+def test_what_runs_beside_a_training_and_is_ended_after_it(tmp_path: Path) -> None:
+    """A log by another name may be of a job that was ended before its first step."""
+    (tmp_path / "train.out").write_text("\n".join([*TRAINED, ""]))
+    (tmp_path / "tensorboard.log").write_text("TensorBoard 2.15.0 at http://localhost:6006/\nTerminated\n")
+    found = explain_logs(tmp_path)
+    assert (found.answer, found.exit_code, len(found.notes)) == ("nothing", 0, 1)
+    (tmp_path / "tensorboard.log").rename(tmp_path / "job2.log")
+    assert explain_logs(tmp_path).answer == "named"
+
+
+IN_TASK = [
+    "ray.exceptions.RayTaskError(ValueError): ray::ImplicitFunc.train() (pid=812, ip=172.31.9.4, repr=f)",
+    '  File "tune.py", line 71, in f',
+    "    loader = DataLoader(ds, batch_size=0)",
+    "ValueError: batch_size should be a positive integer value",
+]
+TUNE = [TRACEBACK, '  File "tune.py", line 140, in <module>',
+        "ray.tune.error.TuneError: ('Trials did not complete', [f_1])"]  # fmt: skip
+POINTED = [TRACEBACK, OWN_LINE, "XlaRuntimeError: DNN failed. Look at the errors above for more details."]
+CUDNN = "E1027 15:10:59.01 4 cuda_dnn.cc:4] Loaded runtime CuDNN library: 9.1 but source was compiled with: 9"
+ARROW, UNREAD = "pyarrow.lib.ArrowInvalid: no magic bytes", "RuntimeError: cannot read /d"
+
+
+@pytest.mark.parametrize(
+    ("lines", "what", "others", "host"),
+    [
+        ([*IN_TASK, "Number of errored trials: 1", *TUNE], IN_TASK[-1], [], "172.31.9.4"),
+        ([*TUNE], TUNE[-1], [], None),
+        ([*IN_TASK, TRACEBACK, OWN_LINE, "KeyError: 'of the driver'"], IN_TASK[-1], [], "172.31.9.4"),
+        (POINTED, POINTED[-1], [], None),
+        ([*POINTED, *raised("ValueError: x")], "ValueError: x", [], None),
+        ([CUDNN, *POINTED], CUDNN, [POINTED[-1]], None),
+        ([*raised(ARROW), *HANDLED, *raised(UNREAD)], UNREAD, [ARROW], None),
+        ([*raised(ARROW), *CAUSED, *raised(UNREAD)], ARROW, [], None),
+        (of_rank(3, *raised("dill.Unpickling: bad", "in two lines"), *CAUSED, *raised("RuntimeError: no")),
+         "dill.Unpickling: bad", [], None),
+        ([*raised("StopIteration"), *CAUSED, *raised(UNREAD)], UNREAD, [], None),
+        ([*raised("queue.Empty"), *HANDLED, *raised(UNREAD)], UNREAD, [], None),
+        ([*raised("jax.errors.SimplifiedTraceback: none"), *CAUSED, *raised("RuntimeError: x")],
+         "RuntimeError: x", [], None),
+    ],
+)  # fmt: skip
+def test_what_an_exception_that_points_elsewhere_points_to(
+    lines: list[str], what: str, others: list[str], host: str | None
+) -> None:
+    found = said("begin", *lines)
+    assert found.failure is not None and (found.failure.what, found.failure.host) == (what, host)
+    assert [each.text for each in found.others] == others
+    assert found.alike == ("KeyError: 'of the driver'" in lines)
+
+
+BOX = ["C++ Traceback (most recent call last):", "FatalError: `{}` is detected by the operating system.",
+       "  [SignalInfo: *** {} (@0x3ee0) received by PID 415 (TID 0x7f3c) from PID 414 ***]"]  # fmt: skip
+PROMISED = "W0203 03:01:11.220 preemption_sync_manager.cc:300] Preemption notice received: SIGTERM"
+OF_LSF = ["Subject: Job 771: <ft> in cluster <gold> {}", "Terminated at Tue May 13 10:42:17 2025", "{}", "{}",
+          "The output (if any) follows:", *[f"epoch 0 step {n}00 loss 1.7" for n in range(1, 4)]]  # fmt: skip
+IGNORED = ["Exception ignored in: <function f at 0x7f1>", TRACEBACK, OWN_LINE,
+           "AssertionError: can only test a child process"]  # fmt: skip
+MEMORY = "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit."
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer", "failure", "blame"),
+    [
+        ("\n".join(BOX).format("Termination signal", "SIGTERM").split("\n"), "named", None, None),
+        ("\n".join(BOX).format("Segmentation fault", "SIGSEGV").split("\n"), "known", "crashed", "unknown"),
+        ("\n".join(BOX).format("Access to an undefined portion of a memory object", "SIGBUS").split("\n"),
+         "known", "bus_error", "host"),
+        (["mpirun noticed that process rank 1 with PID 0 on node n4 exited on signal 9 (Killed)."], "known",
+         "killed", "unknown"),
+        (["n4: Memory cgroup out of memory: Killed process 4711 (python3) total-vm:1kB"], "known",
+         "container_oom", "work"),
+        (["Reason:  Evicted", "Message:  Container t exceeded its local ephemeral storage limit \"10Gi\". "],
+         "known", "pod_storage_limit", "work"),
+        (["Reason:  Evicted", "Message:  The node was low on resource: memory."], "known", "pod_evicted",
+         "host"),
+        ("\n".join(OF_LSF).format("Exited", MEMORY, "Exited with exit code 137.").split("\n"), "known",
+         "container_oom", "work"),
+        ("\n".join(OF_LSF).format("Exited", "TERM_OWNER: job killed by owner.", "").split("\n"), "named",
+         None, None),
+        ("\n".join(OF_LSF).format("Done", "", "Successfully completed.").split("\n"), "nothing", None, None),
+        (["loss 1.7", "Successfully completed.", "Resource usage summary:"], "nothing", None, None),
+        ([*steps_of(1, 3), PROMISED, *steps_of(4, 8), "Exiting."], "known", "preempted", "scheduler"),
+        ([*steps_of(1, 3), PROMISED, *steps_of(4, 80), "Exiting."], "unknown", None, None),
+        ([PROMISED, *steps_of(4, 8), PROMISED, *steps_of(2, 8), "EXIT_CODE=0"], "nothing", None, None),
+        ([*steps_of(1, 3), PROMISED, *steps_of(4, 8), "Training complete."], "nothing", None, None),
+        ([*steps_of(1, 3), PROMISED, *steps_of(4, 8), *steps_of(2, 5)], "unknown", None, None),
+        (["F0311 10:00:00.1 100 data_feed.cc:88] Check failed: batch_size > 0", "Aborted (core dumped)"],
+         "named", None, "unknown"),
+        (["Training finished. Best acc 0.91", *IGNORED], "nothing", None, None),
+        (["Training finished. Best acc 0.91", *IGNORED, "starting evaluation"], "unknown", None, None),
+    ],
+)  # fmt: skip
+def test_whose_doing_an_end_was(
+    lines: list[str], answer: str, failure: str | None, blame: str | None
+) -> None:
+    found = said("begin", *lines)
+    assert (found.answer, found.failure and found.failure.id, found.blame) == (answer, failure, blame)
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("OSError: [Errno 116] Stale file handle: '/nfs/corpora/shard-1.tar'", "new data"),
+        ("OSError: [Errno 116] Stale file handle: '/nfs/hf/datasets/cache-1f.arrow'", "HF_DATASETS_CACHE"),
+        ("(VllmWorker rank=1 pid=8) ERROR 07-01 10:10:10 [a.py:5] torch.OutOfMemoryError: CUDA out of memory",
+         "gpu_memory_utilization"),
+        ("(EngineCore pid=1) ERROR 08-27 22:16:31 [core.py:1365] Traceback (most recent call last):\n"
+         "(EngineCore pid=1) ERROR 08-27 22:16:31 [core.py:1365] torch.OutOfMemoryError: CUDA out of memory",
+         "gpu_memory_utilization"),
+        (f'{TRACEBACK}\n  File "/v/site-packages/vllm/worker/worker.py", line 5, in f\n'
+         "torch.OutOfMemoryError: CUDA out of memory", "gpu_memory_utilization"),
+        ("[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "batch.micro"),
+        ("ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found (required by x.so)", "does not help"),
+        ("ImportError: /lib/libstdc++.so.6: version `GLIBCXX_3.4.29' not found", "CONDA_PREFIX"),
+    ],
+)  # fmt: skip
+def test_a_remedy_is_one_of_what_failed(line: str, word: str) -> None:
+    assert word in (said(TRACEBACK, OWN_LINE, line).remedy or "")

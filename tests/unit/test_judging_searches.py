@@ -100,6 +100,9 @@ SEARCHES: dict[str, Search] = {
     "a card in some of its jobs": Search(
         card("n30", by=0.08, chance=0.6), 12, range(20), settings=Settings(sweeps=6), least=10
     ),
+    "a switch that makes traffic a hundred times slower, among hosts that are good alone": Search(
+        lambda seed: (Planted("switch", (f"leaf{seed % 8}",), 99.0),), 4, range(16), how=TIMED
+    ),
     "eight processors behind one switch, not the switch": Search(
         [Planted("compute", (host,), 0.05) for host in HOSTS[24:32]], how=TIMED, kind=True
     ),

@@ -5,9 +5,10 @@ The table of failures has what tools print about failures; here is what they pri
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, get_args
 
@@ -25,7 +26,7 @@ _REASONS = tuple(
         | {"rror", "Exception", "Traceback", "exit code", "exitcode", "exits with", "signal", "SIGTERM"}
         | {"SIGINT", "CANCELLED", "Terminated", "Interrupt", "Segmentation", "Bus error", "exited with"}
         | {"  host      : ", "  rank      : ", "Root Cause (first observed", "what():"}
-        | {"above exception", "<Signals.", "Hangup"}
+        | {"above exception", "<Signals.", "Hangup", "] Check failed: ", "ray::", "Subject: Job ", "TERM_"}
         | {
             "HYDRA_FULL_ERROR",
             "Got fatal signal",
@@ -74,10 +75,11 @@ _CAUSED = "The above exception was the direct cause of the following exception"
 BAD_ROW = "dataset_row"
 _SOURCE = re.compile(r"\s+raise \w")  # a line of a program, in a traceback
 _CAUGHT = re.compile(r": Caught \w+ in DataLoader worker process \d")
-_WHAT = re.compile(r"\s*what\(\): +\S")  # an exception of C++ that ended the process
+# What ended a process in C++: an exception, and what glog found not to hold.
+_WHAT = re.compile(r"\s*what\(\): +\S|\[?F\d{3,4} \d\d:\d\d:\d\d\.\d+ .*\] Check failed: ")
 _MARK = re.compile(r"^\[rank\d+\]: ?")  # whose line it is
 _NCCL = re.compile(r"(?:\[\d{4}-\d\d-\d\d [\d:.]+\] )?([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] (?:\S+ )?NCCL WARN")
-_TASK = re.compile(r"RayTaskError\(\w+\): ray::.*\(pid=\d+, ip=([\w.:]+)")  # whose traceback follows
+_TASK = re.compile(r"(?:RayTaskError\(\w+\): |^)ray::.*\(pid=\d+, ip=([\w.:]+)")  # whose traceback follows
 _EXITS = re.compile(
     r"exits with return code = (?P<code>-?\d{1,9})|"
     r"srun: error: .*[Ee]xited with exit code (?P<slurm>\d{1,9})|"
@@ -85,6 +87,7 @@ _EXITS = re.compile(
     r"^\s*(?:Exit [Cc]ode:\s+|\S+ exited with code )(?P<container>\d{1,9})\s*$|"
     r"Rank (?P<rank>\d{1,6}) crashed with exit code (?P<composer>-?\d{1,9})|"
     r"Child process with PID \d+ terminated with code (?P<lightning>-?\d{1,9})|"
+    r"^Exited with exit code (?P<lsf>\d{1,3})\.\s*$|"
     r"MPI_ABORT was invoked on rank (?P<abort>\d{1,6})\b|MPI_Abort\(.* - process (?P<aborted>\d{1,6})\s*$|"
     r"^= +(?:EXIT CODE: (?P<hydra>-?\d{1,9})|KILLED BY SIGNAL: (?P<intel>\d{1,2}))|"
     r"WITH THE EXIT STRING: .*\(signal (?P<mpich>\d{1,2})\)|"
@@ -130,8 +133,19 @@ _EXTERNAL = re.compile(
     r"KILLED BY SIGNAL: (?:15|2)\b|WITH THE EXIT STRING: .*\(signal (?:15|2)\)|: line \d+: +\d+ Terminated\b|"
     r"\b[Rr]eceived (?:signal )?SIGTERM\b(?!:? handler)|\bexiting with (?:exit )?code (?:143|130)\b|"
     r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
+    r"`Termination signal` is detected by the operating system|"
+    r"\*\*\* SIG(?:TERM|INT) \(@\S+\) received by PID|"
+    r"^TERM_(?:(?:FORCE_)?(?:OWNER|ADMIN)|EXTERNAL_SIGNAL)\b|job\.exception type=cancel\b|"
     r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)|^[\w.-]+: Terminated\s*$"
 )
+# A shell's word on what it ran beside the training, or after it: that watches, waits or copies.
+_HELPER = re.compile(
+    r": line \d+: +\d+ (?:[A-Z]\w+ ){1,3} *(?:\( *)?(?:(?:sudo|nohup|exec) )*(?:\S*/)?"
+    r"(?:(?:nvidia|rocm|amd|npu|xpu)-smi|dcgmi|nvtop|nvitop|gpustat|tensorboard|h?top|free|watch|while|"
+    r"(?:vm|io|mp|d|pid)stat|sar|tail|tee|sleep|rsync|jupyter\S*)\b"
+)
+_LSF_DONE = re.compile(r"Subject: Job \d+: <.*> in cluster <.*> Done\s*$")
+_LSF = "TERM_"  # what LSF reports of a job's end, before its output as well as after it
 # What kubectl, Ray and syslog put before the lines of each pod, process and host.
 _PREFIXED = (
     r"(?:\[pod/(?P<pod>[\w.-]+)/[\w.-]+\] ?|"
@@ -253,6 +267,13 @@ _ELSEWHERE = re.compile(
     r"devices?|drivers?|disk|memory|mount\w*)\b",
     re.IGNORECASE,
 )
+# What an exception says that only tells where its cause is told.
+_POINTS = re.compile(
+    r"\bTrials did not complete\b|\blook up to see its traceback\b|"
+    r"\b(?:[Ss]ee|[Ll]ook at|[Cc]heck) (?:the )?(?:\w+ )?"
+    r"(?:errors?|exceptions?|stack ?trace|traceback|logs?|root cause)\b"
+    r".{0,9}\b(?:above|for (?:the |more )?(?:root cause|details))\b"
+)
 _LEVEL = re.compile(r"\bNCCL WARN\b|\bERROR\b|\bFATAL\b|\bCRITICAL\b|(?:^|\[)[EF]\d* |\b[Ee]rror: |\bNVRM: ")
 _LOUD = re.compile(r"[Ee]rror|\bERR(?:OR)?\b|FATAL|[Ff]atal|CRITICAL|[Ff]ail(?:ed|ure)|FAILED|[Aa]bort")
 _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_args(Weight))}
@@ -264,9 +285,13 @@ _WHOSE = re.compile(rf"{_PREFIXED}?(?:\S+: )?(?:\[(?:rank|default)\d+\]:|\[\S*\d
 _MET: tuple[Weight, ...] = ("cause", "exception", "symptom")  # what a program can meet and get over
 # Entries that say that no program can use the GPU; and those that only one says that uses it.
 _NO_GPU = frozenset(("fabric_manager", "driver_mixed", "driver_too_old", "no_gpu", "container_gpu"))
-_COMPUTED = frozenset(
-    ("illegal_memory_access", "index_out_of_range", "cuda_oom", "cublas_alloc", "gpu_hardware")
-)
+_COMPUTED = frozenset((
+    "illegal_memory_access", "index_out_of_range", "cuda_oom", "generation_memory", "cublas_alloc",
+    "gpu_hardware",
+))  # fmt: skip
+_FULL, _SERVED = "cuda_oom", "generation_memory"  # of a GPU; where vLLM found it
+_PREEMPTED = "preempted"  # of which a program is told some steps before
+_EVICTED = "pod_evicted"  # of which a message tells why
 _ASSERTED = "index_out_of_range"
 _MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
@@ -304,6 +329,16 @@ class Sign:
         mistake = self.own and _MISTAKE.match(self.text) and not _ELSEWHERE.search(self.text)
         return "work" if mistake else "unknown"
 
+    @property
+    def points(self) -> bool:
+        """Whether it is an exception that only tells where its cause is told."""
+        return self.weight == "exception" and bool(_POINTS.search(self.text))
+
+    @property
+    def order(self) -> tuple[int, bool]:
+        """How little it explains."""
+        return _ORDER[self.weight], self.points
+
 
 class LineSpot(Protocol):
     """The place of a line, and what follows from it."""
@@ -324,6 +359,10 @@ class LineSpot(Protocol):
     def own(self) -> bool: ...
     @property
     def below(self) -> Sequence[str]: ...
+    @property
+    def above(self) -> tuple[str, LineSpot] | None: ...
+    @property
+    def serving(self) -> bool: ...
 
 
 _Key = tuple[Weight, str | None, int | None]  # with the host and the rank
@@ -350,6 +389,7 @@ class Signs:
 
     now: dict[_Key, Sign] = field(default_factory=dict)
     earlier: dict[_Key, Sign] = field(default_factory=dict)  # before the last mark
+    kept: dict[_Key, Sign] = field(default_factory=dict)  # a scheduler's word, after which steps may be told
     traceback: bool = False
     got_over: Sign | None = None  # the last exception of a traceback after which it went on
     before: list[Sign] = field(default_factory=list)  # what ended runs before the last one in this log
@@ -441,18 +481,26 @@ class Signs:
             ended = sign.uncaught or sign.weight in ("killed", "crash")
             if ended and sign not in self.before and len(self.before) < _FEW:
                 self.before.append(sign)
+        self._keep(math.inf)
 
     def progress(self) -> None:
         """Record another step."""
         self.marked, self.finished, self.onward = True, False, self.spot
         self.since += 1
         self.met.clear()
+        if self.kept and self.spot:
+            self._keep((self.spot.number or 0) - NEAR)
         if self.now or self.earlier:
             raised = [each for each in self.earlier.values() if each.code]
             self.got_over = raised[-1] if raised else self.got_over
             self.now, self.earlier, self.echoes = {}, self.now, 0
             self.collectives, self.exited = Collectives(), False
             self.forget()
+
+    def _keep(self, since: float) -> None:
+        """Keep LSF's word on the end, and of what a program is told before its end that since this line."""
+        lasting = {key: sign for key, sign in self.kept.items() if (sign.number or 0) >= since}
+        self.kept = lasting | {key: sign for key, sign in self.kept.items() if sign.text.startswith(_LSF)}
 
     def finish(self) -> None:
         """Record that the training has ended as it should."""
@@ -467,8 +515,8 @@ class Signs:
         upon itself before the exceptions of others. Where torchrun reports which rank failed first, and that
         one gives a reason of its own, or none, it is this.
         """
-        best = min(self._all(), key=lambda sign: _ORDER[sign.weight], default=None)
-        best = self._before(self._raised_after(best)) if best else None
+        best = min(self._all(), key=lambda sign: sign.order, default=None)
+        best = self._before(self._raised_after(self._raised_elsewhere(best))) if best else None
         if best is None or self.first is None or best.weight not in (*_BY_ITSELF, "symptom", "exit"):
             return best
         own = [sign for sign in self._all() if sign.rank == self.first]
@@ -496,7 +544,11 @@ class Signs:
 
     def passed(self, sign: Sign) -> bool:
         """Return whether a mark of progress came after a sign: one, since two leave none."""
-        return any(each is sign for each in self.earlier.values())
+        return not self.stands(sign) and any(each is sign for each in self.earlier.values())
+
+    def stands(self, sign: Sign) -> bool:
+        """Return whether a sign is a scheduler's word on the end, whatever the program does after it."""
+        return any(each is sign for each in self.kept.values())
 
     def after_the_end(self) -> Sign | None:
         """Return the first exception of a traceback that was raised when a training had ended; None: there is
@@ -507,6 +559,14 @@ class Signs:
         raised = (each for each in self.now.values() if each.weight in ("cause", "exception"))
         late = [each for each in raised if each.code or is_exception(each.text)]
         return next((each for each in late if (each.number or 0) > end), None)
+
+    def _raised_elsewhere(self, best: Sign) -> Sign:
+        """Return an exception that nothing caught in the program of another rank than the one that was ended
+        from outside: the launcher ended that one because of it. Else the same sign."""
+        if best.weight != "external":
+            return best
+        raised = (each for each in self._all() if each.weight == "exception" and each.uncaught and each.own)
+        return next((each for each in raised if (each.host, each.rank) != (best.host, best.rank)), best)
 
     def _raised_after(self, best: Sign) -> Sign:
         """Return a mistake of the program, or what surely ended it, raised after a line without a traceback
@@ -541,7 +601,7 @@ class Signs:
 
     def by_weight(self) -> list[Sign]:
         """Return all signs, those that explain most first."""
-        return sorted(self._all(), key=lambda sign: _ORDER[sign.weight])
+        return sorted(self._all(), key=lambda sign: sign.order)
 
     def by_themselves(self) -> tuple[tuple[str, str | None], ...]:
         """Return (host, failure) of all hosts that ended in the decisive way, and not because of another."""
@@ -559,6 +619,7 @@ class Signs:
         """Return all signs, the earliest first. Where a program raised an exception and then crashed, it is
         the exception."""
         signs = self.earlier | {key: sign for key, sign in self.now.items() if key not in self.earlier}
+        signs |= self.kept
         raised = {host for weight, host, _ in signs if weight == "exception"}
         return [sign for sign in signs.values() if sign.weight != "crash" or sign.host not in raised]
 
@@ -587,11 +648,14 @@ class Signs:
         self.ends += weight in ("killed", "crash", "exit", "external")
         for host in hosts:
             key = weight, host, rank
-            old = self.now.get(key) if weight in ("cause", "scheduler") else None
-            if old and old.failure == failure and _REASON.match(old.text) and not _REASON.match(text):
+            old = self.now.get(key) if weight in ("cause", "scheduler", "exception") else None
+            vague = old and old.failure in (failure, _EVICTED) and _REASON.match(old.text)
+            if vague and not _REASON.match(text):
                 del self.now[key]
             elif old and weight == "cause" and self._outdone(old, failure, text):
                 self.met[key] = self.now.pop(key)
+            elif old and old.points and not _POINTS.search(text):
+                del self.now[key]
             if key not in self.now and len(self.now) < _MOST:
                 if weight in _MET and len(self.shapes) < _SHAPES:
                     self.shapes.add(shape_of(text, host))
@@ -602,6 +666,9 @@ class Signs:
                     sign = replace(sign, code=spot.code, uncaught=spot.uncaught, own=spot.own)
                 self.now[key] = sign
                 self.ends += sign.uncaught
+                told = find(text) if weight == "limit" else None
+                if text.startswith(_LSF) or (told and told.failure.id == _PREEMPTED):
+                    self.kept.setdefault(key, sign)
         if rank in self.chains:
             self.chains[rank].append(text)
 
@@ -666,7 +733,7 @@ class Signs:
         """
         named, number = _WHO.search(text), (self.spot.number or 0) if self.spot else 0
         if host is None and self.task and number - self.task[1] <= NEAR and is_exception(text):
-            host = self.task[0]
+            host, self.task = self.task[0], None  # what the driver raises because of it is its own
         if named is None:
             nccl = _NCCL.match(text)
             return (host or (nccl[1] if nccl else self.elastic if account else None),)
@@ -717,23 +784,24 @@ class Signs:
                 return True
         if "Traceback (most recent call last)" in text:
             self.account = text.startswith(_OWN_WORDS)
-            self.traceback, self.since = True, 0
-            if self.spot is not None:
-                self._run_on(self.spot.number or 0)
-            rank = self._rank()
-            if rank not in self.caused and (rank in self.chains or len(self.chains) < _MOST):
-                self.chains[rank] = deque(maxlen=_LAST)
-            self.caused.discard(rank)
+            self._begin_traceback()
         elif _CAUSED in text:
+            self._lead()
             self.caused.add(self._rank())
         elif _HANDLED in text:
+            self._lead()
             self._handled()
         elif self.traceback and _SOURCE.match(text):
             pass
         elif "Root Cause (first observed" in text:
             self.root = True
         elif (match := _TASK.search(text)) and self.spot is not None:
+            self._begin_traceback()
             self.task = match[1], self.spot.number or 0
+        elif _HELPER.search(text):
+            pass
+        elif _LSF_DONE.match(text):
+            self.succeeded = True
         elif match := _ELASTIC.match(text):
             self.elastic = match[1]
         elif match := _NODE.match(text):
@@ -752,6 +820,23 @@ class Signs:
         else:
             return False
         return True
+
+    def _begin_traceback(self) -> None:
+        self.traceback, self.since = True, 0
+        if self.spot is not None:
+            self._run_on(self.spot.number or 0)
+        rank = self._rank()
+        if rank not in self.caused and (rank in self.chains or len(self.chains) < _MOST):
+            self.chains[rank] = deque(maxlen=_LAST)
+        self.caused.discard(rank)
+
+    def _lead(self) -> None:
+        """Take the exception above, which led to another one, where its name is none that the sieve knows."""
+        here, above = self.spot, self.spot.above if self.spot else None
+        if above:
+            text, self.spot = above
+            self._add("exception", None, text, (None,))
+            self.spot = here
 
     def _follows(self, text: str) -> bool:
         """Return whether a line belongs to those before it: the program goes on after an exception, or it is
@@ -818,7 +903,9 @@ class Signs:
         if match and match.phrase.weight != "notice":
             # Slurm says on which host the step was, and not which failed.
             nobody = match.phrase.weight == "scheduler" and "CANCELLED" in text
-            self._add(match.phrase.weight, match.failure.id, text, (None,) if nobody else hosts, rank)
+            served = match.failure.id == _FULL and self.spot is not None and self.spot.serving
+            failure = _SERVED if served else match.failure.id
+            self._add(match.phrase.weight, failure, text, (None,) if nobody else hosts, rank)
             return False
         if _CRASH.search(text) or (shell and shell["how"] != "Aborted"):
             self.broke = True
@@ -912,6 +999,18 @@ def has_bare_exception(lines: Sequence[str]) -> bool:
             aside = False
         aside = aside or bool(_ASIDE.search(line))
     return False
+
+
+def outside_asides(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines that belong to nothing that is printed aside, as what Python ignores at its end."""
+    aside = False
+    for line in lines:
+        told = line[:1].isspace() or "Traceback (most recent call last)" in line or is_exception(line)
+        if _ASIDE.search(line):
+            aside = True
+        elif not (aside and told):
+            yield line
+        aside = aside and (told or bool(_ASIDE.search(line))) and not is_exception(line)
 
 
 def shape_of(text: str, *hosts: str | None) -> str:

@@ -368,7 +368,8 @@ def by_sigkill(who: str, host: str, kernel: Kernel, pid: int | None = None) -> F
     logged = [line for line in kernel.log or [] if pid and re.search(rf"Killed process {pid}\b", line)]
     if logged or kernel.group:
         seen = logged[0] if logged else f"its control group counts {kernel.group} such kills"
-        entry = known_failures()["host_oom_killed"]
+        own = bool(logged) and "cgroup" in logged[0]  # its group's limit, and not the host's memory
+        entry = known_failures()["container_oom" if own else "host_oom_killed"]
         what, hint = f"{who} was killed by {killer}", f"{seen}; {entry.remedy}"
         return Failure(what=what, host=host, hint=hint, id=entry.id)
     denied = {

@@ -25,12 +25,14 @@ class SlowSpell(NamedTuple):
 def spells(readings: Readings, moments: Sequence[str], topology: Topology) -> list[SlowSpell]:
     """Return moments in which all jobs behind a switch were slow, while such jobs were good in another.
     `moments`: of each observation; empty where none is known."""
-    rows: dict[tuple[int, str], dict[bool, list[int]]] = {}  # by whether they leave it
+    # By whether they leave it, and whether they are of a host alone, which sends nothing through it.
+    rows: dict[tuple[int, str], dict[tuple[bool, bool], list[int]]] = {}
     for row, source in enumerate(readings.source):
         behind = {topology.behind[host] for host in readings.hosts[row]}
         if moments[source] and not readings.hint[row] and not readings.failed(row):
             for switch in behind - {-1}:
-                rows.setdefault((switch, moments[source]), {}).setdefault(len(behind) > 1, []).append(row)
+                way = len(behind) > 1, readings.alone[row]
+                rows.setdefault((switch, moments[source]), {}).setdefault(way, []).append(row)
 
     def slow(own: Sequence[int]) -> int:
         return sum(readings.deviations(row) > STANDS_OUT for row in own)

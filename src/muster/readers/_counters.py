@@ -42,7 +42,8 @@ _WELL = re.compile(
     r"\b[Ff]inished [Tt]raining\b|\bApplication shutdown complete\b|"
     r"\b(?:[Jj]ob|[Rr]un|[Tt]raining)(?: '[^']*')? succeeded\b|"
     r"^\s*Reason: +Completed\b|\[State Transition\] \w+ -> FINISHED\b|^Result\(.*\berror=None\b|"
-    r"^Trial status: \d+ TERMINATED\s*$|\bReporting training SUCCESS\b|^EXIT_CODE=0\s*$",
+    r"^Trial status: \d+ TERMINATED\s*$|\bReporting training SUCCESS\b|^EXIT_CODE=0\s*$|"
+    r"^Successfully completed\.\s*$",
 )
 # The whole of a line that a program ends with, or what it is said by; and what begins something else.
 _CLOSING = re.compile(
@@ -123,6 +124,19 @@ def closes(ends: Iterable[str]) -> bool:
         if _BEGUN.search(line) or (_COUNTER.search(line) and not _OTHER.search(line)):
             return False
     return False
+
+
+def trained(ends: Iterable[str]) -> bool:
+    """Return whether a log says that its training came to its end, and nothing was begun after that: in so
+    many words, or by any word of an end after its last step. `ends`: its last lines, the last one first."""
+    lines = list(islice(filter(str.strip, ends), _LAST))
+    return closes(lines) and (ended_well(lines) or reached_last(lines))
+
+
+def reached_last(ends: Iterable[str]) -> bool:
+    """Return whether the last step that is told is the last of all. `ends`: as above."""
+    place = next(filter(None, map(_PLACE.search, ends)), None)
+    return place is not None and place[1] == place[2]
 
 
 def stops_short(ends: Iterable[str]) -> tuple[int, int] | None:

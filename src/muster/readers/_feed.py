@@ -42,6 +42,8 @@ _MARK = re.compile(r"^\[rank\d+\]: ?")
 _NAMED = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]|(?<=\.)[a-z])\w*(?:: .*)?"
 )  # an exception's class, and what it says
+_TRACED = re.compile(r"[\w.]*(?:Traceback|StackTrace)\b")  # how JAX says that it left frames out
+_VLLM = re.compile(r"\b(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w/]+\.py:\d+\] ")  # its logger
 _OTHERS = (
     "/site-packages/",
     "/dist-packages/",
@@ -340,21 +342,47 @@ class LinePlace(NamedTuple):
         return innermost is not None and not any(part in innermost[1] for part in _OTHERS)
 
     @property
+    def serving(self) -> bool:
+        """Whether vLLM wrote the line, or its traceback goes through vLLM."""
+        own = _VLLM.search(self.block[self.place])
+        return bool(own) or any("/vllm/" in each[1] for each in self._frames())
+
+    @property
     def below(self) -> Sequence[str]:
         """The next lines, as far as they are of the same block."""
         return self.block[self.place + 1 : self.place + 1 + _FEW]
 
+    @property
+    def above(self) -> tuple[str, LinePlace] | None:
+        """The last line of the traceback above this one, and its place; None where the sieve lets it through
+        or it has no words, as a StopIteration."""
+        prefix, last = _prefix(self.block[self.place]), None
+        here = (self._replace(place=place) for place in range(self.place - 1, -1, -1))
+        back = (LinePlace(self.before, place) for place in range(len(self.before) - 1, -1, -1))
+        for spot in islice(chain(here, back), _BACK):
+            line = spot.block[spot.place]
+            if _prefix(line) != prefix or not (text := _unprefixed(line)).strip():
+                continue
+            if not text[0].isspace():
+                last = text, spot
+            elif last:
+                break
+        return last if last and ": " in last[0] and _is_missed(last[0]) else None
+
     def _frames(self) -> list[re.Match[str]]:
         """Return the frames of the traceback that ends here, the innermost first."""
-        frames = []
+        frames, task = list[re.Match[str]](), False
         prefix = _prefix(self.block[self.place])
         for line in self._back():
             if _prefix(line) != prefix:
                 continue
             if match := _FRAME.search(uncoloured(line)):
                 frames.append(match)
-            elif "Traceback (most recent call last)" in uncoloured(line):
+            elif "Traceback (most recent call last)" in uncoloured(line) or (
+                task and not _unprefixed(line)[:1].isspace()
+            ):
                 break
+            task = task or "RayTaskError(" in line  # whose traceback has no other first line
         return frames
 
     def _back(self) -> Iterator[str]:
@@ -380,11 +408,23 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                 if entry is not None and entry.phrase.weight == "symptom":
                     continue
                 sign = None
-                if _NAMED.fullmatch(text.strip()) and not is_exception(text) and entry is None:
+                if _is_missed(text):
                     spot = LinePlace(block, place, blocks[number - 1] if number else ())
                     place_of = (spot.rank, spot.number, spot.when, spot.code, spot.uncaught, spot.local_rank)
                     sign = Sign("exception", None, text, None, *place_of, spot.own)
     return sign
+
+
+def _is_missed(text: str) -> bool:
+    """Return whether a traceback's last line has a name that the sieve of words misses."""
+    named = _NAMED.fullmatch(text.strip())
+    return bool(named) and not is_exception(text) and not _TRACED.match(text) and find(text) is None
+
+
+def _unprefixed(line: str) -> str:
+    text = _sent(line)[1]
+    match = _PREFIX.match(text)
+    return text[match.end() :].removeprefix(" ") if match else text
 
 
 def _sent(line: str) -> tuple[str, str]:

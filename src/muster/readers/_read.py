@@ -12,8 +12,8 @@ from itertools import islice, takewhile
 
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
-from muster.failures.signs import NEAR, Sign, is_exception, is_loud, shape_of, shortened
-from muster.readers._counters import closes, ended_well, goes_on, seems_done, stops_short, works_on
+from muster.failures.signs import NEAR, Sign, is_exception, is_loud, outside_asides, shape_of, shortened
+from muster.readers import _counters as counters
 from muster.readers._feed import LineFeed
 from muster.readers._frame import Frame, own_stamp, uncoloured
 from muster.readers._lines import STEPS_ONLY
@@ -97,13 +97,16 @@ def _unread(path: str, feed: LineFeed, whole: _Whole) -> JobLog:
     """Return the job of a log that no reader knows: one that failed, or whose end is not known."""
     frame = feed.frame
     decisive, last = frame.signs.decisive(), frame.signs.last
-    recent = decisive and any(last in uncoloured(line) for line in islice(feed.backwards(), RECENT))
+    recent = decisive and (
+        frame.signs.stands(decisive)
+        or any(last in uncoloured(line) for line in islice(feed.backwards(), RECENT))
+    )
     if (
         whole.broken is None and decisive and recent and not _NO_LOG.search(path)
     ):  # it failed before anything that could be recognised
         return _ended(JobLog(job=path, outcome=State.FAILED), frame, decisive)
     lines = (uncoloured(line) for line in islice(feed.backwards(), RECENT))
-    short = stops_short(lines) if feed.brief and not (whole.broken or decisive) else None
+    short = counters.stops_short(lines) if feed.brief and not (whole.broken or decisive) else None
     if short:
         return stopped(JobLog(job=path, outcome=State.TIMEOUT, steps=short[0], total=short[1]))
     why = whole.broken or _unknown(path, whole.first, whole.last, frame.user)
@@ -147,22 +150,29 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
     alone = first is not None and (first is raised or (first.number or 0) < signs.run_begin)
     last = first.text if first and (over or (alone and first.weight == "exception")) else signs.last
     others = [each for each in signs.by_weight() if each is not first]
-    ways = [(each.weight, each.failure) for each in others]
+    ways = [(each.weight, each.failure) for each in others if not each.points]
     lines = (line for line in ends if line.strip())
     quiet = next((number for number, line in enumerate(ends) if last and last in line), None)
     after = [frame.bare(line) for line in reversed(ends[: quiet or 0])]
-    passed = first is not None and not signs.broke and (signs.passed(first) or works_on(after))
+    stands = first is not None and signs.stands(first)
+    may = first is not None and not (signs.broke or stands)
+    passed = may and ((first is not None and signs.passed(first)) or counters.works_on(after))
     if first is not None and signs.offhand(first):
-        passed = passed or (quiet or 0) > NEAR or seems_done(after)
+        passed = passed or (quiet or 0) > NEAR or counters.seems_done(after)
     caught = first is not None and bool(first.code) and not first.uncaught and not signs.broke
-    passed = passed or (caught and goes_on(after))
+    passed = passed or (caught and counters.goes_on(after))
     if formatted and not over:  # then steps tell whether it went on, or that it is long ago
         passed = caught and (quiet is None or quiet > NEAR)
     if first is not None and signs.in_a_sentence(first):
         passed = True
     # torchrun's own word on the end counts though a process of an earlier attempt broke.
     restarted = any("worker group successfully finished" in line for line in after)
-    well = first is not None and not formatted and ended_well(after) and (restarted or not signs.broke)
+    well = first is not None and not formatted and counters.ended_well(after)
+    well = well and (restarted or not signs.broke) and not (stands and first and first.weight != "limit")
+    before = [frame.bare(line) for line in ends[quiet + 1 :]] if quiet is not None else []
+    outside = may and first is not None and first.weight == "external"
+    trained = outside and counters.trained(before)
+    text = list(outside_asides(map(frame.bare, reversed(ends))))
     return EndOfLog(
         signs=tuple(
             replace(each, text=shortened(each.text)) for each in _few([first, *others] if first else [])
@@ -173,13 +183,15 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         quiet=quiet,
         last=tuple(shortened(line) for line in islice(lines, LAST))[::-1],
         met=tuple(replace(each, text=shortened(each.text)) for each in met[-TOLD:]),
-        onward="yes" if well else "perhaps" if passed or over else "no",
+        onward="yes" if well or trained else "perhaps" if passed or over else "no",
         collectives=signs.collectives,
         before=tuple(replace(each, text=shortened(each.text)) for each in signs.before),
-        finished=signs.finished,
+        finished=signs.finished or (outside and counters.reached_last(before)),
         loud=tuple(shortened(line) for line in islice(filter(is_loud, ends), TOLD))[::-1],
         closed=signs.succeeded
-        or closes(takewhile(lambda line: not is_exception(line), map(frame.bare, ends))),
+        or trained
+        or counters.closes(takewhile(lambda line: not is_exception(line), reversed(text))),
+        worked=signs.marked or frame.steps > 0,
     )
 
 

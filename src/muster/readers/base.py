@@ -233,8 +233,8 @@ class EndOfLog:
     program handled, or says that it got over; `onward`: whether it went on after that sign, where no format
     tells: it may have, or it has; `collectives`: where its ranks waited; `before`:
     what ended runs before the last one in the same log; `finished`: its last training had ended by itself;
-    `closed`: its last lines say that the program ended as it should; `loud`: the last ones that
-    speak of an error in any words."""
+    `closed`: its last lines say that the program ended as it should; `worked`: it tells steps; `loud`: the
+    last ones that speak of an error in any words."""
 
     signs: tuple[Sign, ...]
     alike: int
@@ -248,6 +248,7 @@ class EndOfLog:
     before: tuple[Sign, ...] = ()
     finished: bool = False
     closed: bool = False
+    worked: bool = False
     loud: tuple[str, ...] = ()
 
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import IO, Literal
 
@@ -64,6 +65,12 @@ _PRINTED: tuple[Weight, ...] = ("exception", "symptom", "exit")  # many programs
 _OPEN = re.compile(r"Traceback \(most recent call last\)|^\W*(?:\S+ )?File \"")
 WHOLE = "the training had come to its end: what failed came after it"
 _PERHAPS = "what may be why is in it, but the program seems to have gone on after it, or says it in passing"
+# Names of logs of what runs beside a training, and is ended after it.
+_SIDE = re.compile(
+    r"monitor|tensorboard|smi\b|dmon|dcgm|stats?\b|usage|watch|tunnel|exporter|metrics|prometheus|grafana|"
+    r"jupyter|mlflow|server?\b|serving|proxy|heartbeat|rsync",
+    re.IGNORECASE,
+)
 _NAMED = {
     "exception": "The program raised an exception that nothing caught: {}",
     "crash": "A process crashed in native code: a signal that it brought upon itself.",
@@ -206,6 +213,10 @@ def explain_stream(raw: IO[bytes]) -> Explanation:
 def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     failed = [(log, log.why.signs[0]) for log in jobs if log.why and log.why.signs and _sure(log)]
     notes = [f"{log.job}: {log.reason}" for log in jobs if (log.reason or "").startswith("cannot be read")]
+    if failed and any(map(_ended_well, jobs)) and all(_is_side(log, sign) for log, sign in failed):
+        rest = _of_jobs(of, [log for log in jobs if all(log is not each for each, _ in failed)])
+        sides = [f"{log.job}: {sign.text}: ended from outside, and tells no step" for log, sign in failed]
+        return rest.model_copy(update={"notes": [*rest.notes, *sides]})
     echoes = sum(log.why.echoes for log in jobs if log.why)
     before = [(log, sign) for log in jobs if log.why for sign in log.why.before]
     if not failed:
@@ -214,9 +225,10 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
             seen = [*nothing.others, *(_evidence(log, sign) for log, sign in before)]
             return nothing.model_copy(update={"others": seen[:MOST]})
         failed, notes = before, [*notes, f"an earlier run in the same log; of the last one: {nothing.says}"]
-    elif len(failed) == 1 and failed[0][0].over and (why := failed[0][0].why) and why.finished:
-        notes = [*notes, WHOLE]
-    ranked = sorted(failed, key=lambda each: (order(each[1].weight), each[1].when or float("inf")))
+    elif len(failed) == 1 and (why := failed[0][0].why) and why.finished:
+        notes = [*notes, *([WHOLE] if failed[0][0].over or failed[0][1].weight == "external" else ())]
+    ranked = sorted(failed, key=lambda each: (each[1].order, each[1].when or float("inf")))
+    ranked = _cause_first(ranked)
     log, sign = ranked[0]
     entry = known_failures().get(sign.failure or "") or _known_of(sign)
     if sign.weight in ("symptom", "exit") and (entry is None or _is_echo(entry)):
@@ -261,6 +273,25 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         remedy=failure.hint,
     )
     return _with_entry(explanation, entry, failure.host)
+
+
+def _is_side(log: JobLog, sign: Sign) -> bool:
+    """Return whether a log is of what runs beside a training, and tells that it was ended from outside."""
+    worked = log.why is None or log.why.worked
+    return sign.weight == "external" and not worked and bool(_SIDE.search(Path(log.job).name))
+
+
+def _cause_first(ranked: list[tuple[JobLog, Sign]]) -> list[tuple[JobLog, Sign]]:
+    """Return the same, an exception that nothing caught before processes that were ended from outside, and
+    those left out: launchers end the others because of it. It has to be no later, by the clocks."""
+    outside = [each for each in ranked if each[1].weight == "external"]
+    if not outside or ranked[0] is not outside[0]:
+        return ranked
+    ended = min((sign.when for _, sign in outside if sign.when is not None), default=float("inf"))
+    inside = [each for each in ranked if each[1].weight != "external"]
+    early = [each[1].uncaught and (each[1].when or 0.0) <= ended for each in inside]
+    raised, rest = compress(inside, early), compress(inside, (not each for each in early))
+    return [*raised, *rest] if any(early) else ranked
 
 
 def _with_odd_rank(explanation: Explanation, jobs: Sequence[JobLog]) -> Explanation:
