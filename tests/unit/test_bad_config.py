@@ -20,6 +20,7 @@ from muster.core.families.checking import (
     near_multiples,
 )
 from muster.core.recipe import recipe_from
+from muster.core.recipes import load_recipe
 from muster.inputs.model import check_model
 
 pytestmark = pytest.mark.usefixtures("nothing_learned")
@@ -227,3 +228,10 @@ def test_the_nearest_are_the_nearest() -> None:
             assert near == [n for n in every if abs(n - parts) == min(abs(e - parts) for e in every)]
             around = near_multiples(total, parts)
             assert all(n % parts == 0 and abs(n - total) <= parts and n for n in around) and around
+
+
+def test_force_takes_a_field_of_a_newer_version() -> None:
+    own = config("gpt2", new_field=1)
+    with pytest.raises(RecipeError, match="in Transformers"):
+        check_model(load_recipe("causal-lm", [own]))
+    check_model(load_recipe("causal-lm", [own, "force=true"]))

@@ -428,7 +428,8 @@ class Recipe(Workload, Section):
     )
     force: bool = Field(
         False,
-        description="Start although Muster would refuse: T5 in fp16, too little disk or memory.",
+        description="Start although Muster would refuse: T5 in fp16, too little disk or memory, a field of "
+        "model.config that this version does not know.",
     )
 
     @field_validator("precision", mode="before")

@@ -114,7 +114,8 @@ def check_model(recipe: Recipe) -> None:
     _check_family(recipe, config, named)
     _check_direction(recipe, config, named)
     _check_output(recipe, config)
-    check_names(config, own)
+    if not recipe.force:
+        check_names(config, own)
     config |= {name: decided[name] for name in elsewhere}
     check_config(config, FieldSource(own, str(base) if base else None, elsewhere))
 

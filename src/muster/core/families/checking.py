@@ -97,19 +97,21 @@ def _known() -> dict[str, Any]:
 def check_names(config: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise RecipeError for a field of the recipe's own that no class of the model's type has: Transformers
     would ignore it. A type that is not listed, and a model with code of its own (auto_map), may have any."""
-    names = _known()["types"].get(str(config.get("model_type")).lower())
+    listed = _known()
+    names = listed["types"].get(str(config.get("model_type")).lower())
     if names is None or "auto_map" in config:
         return
-    every = {*names.split(), *_known()["common"].split()}
+    every = {*names.split(), *listed["common"].split()}
     family = families.family_of(config)
     every |= {name for each in (family.FIELDS if family else ()) for name in (each.name, each.also) if name}
     for key in map(str, own):
         if key not in every and not key.startswith("_"):
             near = difflib.get_close_matches(key, sorted(every), n=1)
+            hint = f"did you mean model.config.{near[0]}?" if near else f"leave {key} out"
             raise RecipeError(
-                "is not a field of this model and would be ignored",
+                f"is not a field of this model in Transformers {listed['transformers']} and would be ignored",
                 where=f"model.config.{key}",
-                hint=f"did you mean model.config.{near[0]}?" if near else f"leave {key} out",
+                hint=f"{hint}; force=true takes it, for a newer Transformers",
             )
 
 
