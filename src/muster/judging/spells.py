@@ -43,6 +43,8 @@ def spells(readings: Readings, moments: Sequence[str], topology: Topology) -> li
         for way, own in ways.items()
         if 2 * slow(own) < len(own)
     }
+    # Of a host that is slow alone, good jobs in groups say as much; the other way round they do not.
+    good |= {(switch, (leaves, True)) for switch, (leaves, _) in good}
     made = []
     for (switch, _), ways in rows.items():
         mine = [row for own in ways.values() for row in own]
