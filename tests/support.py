@@ -23,6 +23,7 @@ from muster.core.hardware.machines import Machines, parse_parts
 from muster.core.inventory import Inventory
 from muster.core.job import Facts
 from muster.core.recipe import Recipe
+from muster.core.recipes import load_recipe
 from muster.core.registry import load_plugin
 from muster.core.result import Result
 from muster.engines.spread import ModelSpread
@@ -55,6 +56,12 @@ TINY = [
     "measure.hardware_seconds=1",
     "measure.flops=false",  # half of a short job's work: tests/real/test_flops.py and others count them
 ]
+
+
+def tiny_of(recipe: str) -> list[str]:
+    """TINY, without the fields of a T5 where the recipe's model is none."""
+    kind = (load_recipe(recipe, []).model.config or {}).get("model_type", "t5")
+    return [word for word in TINY if kind == "t5" or not word.startswith("model.config.")]
 
 
 def on_hosts(
@@ -93,7 +100,7 @@ def needs_torch() -> None:
 def run(folder: Path, hosts: str, *overrides: str, recipe: str = "demo") -> tuple[RunFolder, Result]:
     """Train the tiny model."""
     target = RunFolder(folder)
-    result = train(read_inputs(recipe, hosts, [*TINY, *overrides]), target)
+    result = train(read_inputs(recipe, hosts, [*tiny_of(recipe), *overrides]), target)
     return target, result
 
 
