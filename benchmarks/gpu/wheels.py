@@ -5,8 +5,8 @@
     MUSTER_COMMIT=VERSION PYTHONPATH=/tmp/site \
         python -m benchmarks.gpu run --minutes 6 --before benchmarks/results/gpu --out DIR
 
-What DIR holds is to be brought back to benchmarks/results/gpu: the next call goes on from it, with
-`--changed` where code has changed meanwhile.
+What DIR holds is to be brought back to a folder of this machine in benchmarks/results/gpu: the next call goes
+on from it, with `--changed` where code has changed meanwhile.
 
 For Python 3.12 on x86_64, in the versions of constraints.txt. The machine has torch, transformers,
 accelerate and peft, and THERE of what these and Muster need. DeepSpeed's own operators are not built: its

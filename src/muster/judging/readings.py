@@ -41,9 +41,9 @@ CLEARLY = 2.0  # deviations, of the mean of jobs that are slow by the same but f
 TOGETHER = 3.2  # deviations: jobs of a host that stand out only taken together
 FAR = 4.0  # deviations of a normal distribution: no noise, or hardly ever
 CLIP = 3.0  # deviations: readings further off tell nothing of how healthy hosts differ
-GAP = 5.0  # deviations of most hosts to the next slower one: those are other hosts, or slow
-MUCH = 2.0  # times as much as usual: few hosts show no better than that what they differ by
-PRIOR_HOSTS = 4  # how many hosts what is usual counts for
+GAP = 5.0  # deviations: hosts behind such a gap are slow, or other hardware
+MUCH = 2.0  # times DIFFER: hosts that differ by less are taken to differ as usual
+PRIOR_HOSTS = 4  # DIFFER counts as much as so many hosts
 DIFFER = 0.002  # what hosts usually differ by (64 healthy 8-GPU hosts: 0.0018, with the noise of their jobs)
 MOST_HICCUPS = 0.1  # of jobs; what is more frequent is no hiccup
 MOST = 12  # readings of a host that are compared with each other
@@ -395,7 +395,9 @@ def _differ(levels: Sequence[float], noise: float) -> tuple[float, float, float]
     Those behind a gap are left out, where some are before it and close together. Drawn towards what is usual
     as PRIOR_HOSTS more would."""
     for count in range(max(FEWEST, len(levels) // 6), len(levels)):
-        if levels[count] - levels[count - 1] > GAP * max(statistics.pstdev(levels[:count]), noise, FLOOR):
+        gap = levels[count] - levels[count - 1]
+        # Few gaps are wide enough to ask for a deviation, which takes all hosts before it.
+        if gap > GAP * max(noise, FLOOR) and gap > GAP * statistics.pstdev(levels[:count]):
             levels = levels[:count]
             break
     middle = statistics.median(levels)
@@ -407,8 +409,9 @@ def _differ(levels: Sequence[float], noise: float) -> tuple[float, float, float]
 
 
 def reach(rows: Readings, work: str) -> float:
-    """Return how far a healthy host hardly is from its peers: as rare as APART deviations of a normal
-    distribution; of Student's, where a few hosts show the deviation (Abramowitz and Stegun, 26.7.5)."""
+    """Return the distance from its peers that a healthy host hardly ever has: as rare as APART deviations of
+    a normal distribution; of Student's, where a few hosts show the deviation (Abramowitz and Stegun,
+    26.7.5)."""
     z, freedom = APART, rows.freedom.get(work, math.inf)
     terms = (
         (z**3 + z) / 4,

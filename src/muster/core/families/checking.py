@@ -97,9 +97,11 @@ def _known() -> dict[str, Any]:
 def check_names(config: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise RecipeError for a field of the recipe's own that no class of the model's type has: Transformers
     would ignore it. A type that is not listed, and a model with code of its own (auto_map), may have any."""
+    if not own or "auto_map" in config:
+        return
     listed = _known()
     names = listed["types"].get(str(config.get("model_type")).lower())
-    if names is None or "auto_map" in config:
+    if names is None:
         return
     every = {*names.split(), *listed["common"].split()}
     family = families.family_of(config)
