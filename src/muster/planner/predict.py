@@ -35,7 +35,14 @@ def case_of(setting: Setting, machines: Machines) -> StepCase | None:
     spread = setting.spread
     few_bits = setting.quantized is not None
     return StepCase(
-        machines, setting.precision, work, setting.tensors, spread, share=setting.share, uncounted=few_bits
+        machines,
+        setting.precision,
+        work,
+        setting.tensors,
+        spread,
+        share=setting.share,
+        uncounted=few_bits,
+        compiled=setting.compiled,
     )
 
 
