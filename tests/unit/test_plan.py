@@ -86,6 +86,22 @@ def test_one_number_of_steps(words: list[str], tokens: int | None, steps: int) -
     assert any("no shorter than the training of 573" in note for note in made.notes) is ("4000" in words[3])
 
 
+@pytest.mark.parametrize(
+    ("samples", "steps", "words"),
+    [(16, None, "24 samples in batches of 12, of 16 different ones"), (1600, None, None), (2400, None, None),
+     (24, None, None), (16, 1, None), (16, 2, "of 16 different ones")],
+)  # fmt: skip
+def test_samples_that_are_trained_twice_in_an_epoch_are_said(
+    samples: int, steps: int | None, words: str | None
+) -> None:
+    """Not where they are few, or the training ends before."""
+    given = ["batch.micro=12", "batch.accumulation=1", "batch.tokens=null", "train.epochs=2"]
+    given.append(f"train.max_steps={steps or 'null'}")
+    made = plan("l4:1", "model.name=opt-125m", "data.sequence=1024", *given, told=UserFigures(samples))
+    notes = [note for note in made.notes if "last batch" in note]
+    assert (words in notes[0] if words else not notes), notes
+
+
 def test_a_smaller_model_that_the_recipe_takes_is_named() -> None:
     """gpt2-micro has 256 positions."""
     words = ["model.name=gpt2", "model.config=null", "engine.name=ddp", "batch.accumulation=1"]

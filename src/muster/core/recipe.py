@@ -210,7 +210,9 @@ class Train(Section):
     """The optimisation: AdamW, gradient clipping, a schedule."""
 
     epochs: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="Passes over the training data; fractions are allowed."
+        1.0,
+        description="Passes over the training data; fractions are allowed. The last batch of a pass is "
+        "filled with samples of the same pass.",
     )
     max_steps: PositiveInt | None = Field(
         None, description="Number of optimizer steps; overrides `epochs`. Null: as `epochs` says."

@@ -48,7 +48,7 @@ from muster.planner.remedies import GROUP, remedies
 from muster.planner.setting import assumed_length, assumed_shapes, why_unknown
 from muster.planner.time.steptime import Calibration
 from muster.planner.tracing import once, tracer
-from muster.planner.training import rate_note, training_plan
+from muster.planner.training import filling_note, rate_note, training_plan
 from muster.planner.ways import Tracer, open_choices
 from muster.store.atomic import write_json, write_text
 from muster.store.values import recipe_file
@@ -348,6 +348,8 @@ def _plan(
     training = training_plan(recipe, setting, job.batch, samples, tokens)
     fixed = spec_of(recipe.engine.name).given(recipe)
     warming = warmup_note(recipe.train, training.steps, fixed.rise) if training.steps else None
+    passes = tokens is None and recipe.drawing() is None
+    filled = filling_note(training, job.batch) if passes else None
     left = any(d.field == INHERITED and "train.learning_rate=" in d.why for d in inputs.noted)
     left = left and "learning_rate" not in fixed.train
     rate = None
@@ -371,7 +373,7 @@ def _plan(
         ],
         would_fit=list(decided.would_fit),
         roomier=roomier,
-        notes=[*_notes(decided, memory), *filter(None, [warming, rate])],
+        notes=[*_notes(decided, memory), *filter(None, [warming, filled, rate])],
         **predicted,
     )
 

@@ -14,6 +14,7 @@ from muster.planner.memory.fit import Setting
 
 LARGE = 50_000_000  # parameters of a model that is not a recipe's own small one
 FAR = 3.0  # times the published rate
+FILLED = 0.05  # of an epoch's samples: what its last batch may repeat without a word
 
 
 def training_plan(
@@ -56,6 +57,18 @@ def rate_note(rate: float, parameters: int) -> str | None:
     return (
         f"train.learning_rate={rate:g} is the recipe's, for a model of its own: {name} was trained with "
         f"{how.learning_rate:g}, and fine-tunes take less"
+    )
+
+
+def filling_note(training: TrainingPlan, batch: Batch) -> str | None:
+    """Return a note where a good part of an epoch's samples is trained twice, to fill its last batch."""
+    samples, steps = training.samples or 0, training.steps or 0
+    again = -samples % batch.global_
+    if again <= FILLED * samples or steps * batch.global_ < samples:
+        return None
+    return (
+        f"an epoch's last batch is filled with samples of the same epoch: {samples + again:,} samples in "
+        f"batches of {batch.global_:,}, of {samples:,} different ones"
     )
 
 
