@@ -18,7 +18,7 @@ from muster.runs.ask import read_schema
 from muster.store.atomic import write_text
 from muster.store.databases import find_database, tables_of
 from muster.store.runfolder import RunFolder
-from muster.workloads.seq2seq.spec import PairData, PairRow, read_pairs
+from muster.workloads.seq2seq.spec import PairData, PairRow, load_rows, read_pairs
 from muster.workloads.text2sql.spec import TextToSqlData
 from tests.images import write_folder
 
@@ -222,11 +222,16 @@ def test_a_question_without_the_schema_that_it_needs() -> None:
 
 
 class Words:
-    """A tokenizer of words."""
+    """A tokenizer of words. `ends`: it puts an end behind them."""
+
+    eos_token_id = 1
+
+    def __init__(self, ends: bool = True) -> None:
+        self.ends = ends
 
     def __call__(self, texts: Any) -> dict[str, Any]:
-        one = isinstance(texts, str)
-        made = [[*map(hash, text.split()), 1] for text in ([texts] if one else texts)]
+        one, end = isinstance(texts, str), [1] if self.ends else []
+        made = [[*map(hash, text.split()), *end] for text in ([texts] if one else texts)]
         return {"input_ids": made[0] if one else made}
 
 
@@ -252,6 +257,31 @@ def test_of_a_long_input_the_schema_is_cut_first(spider: Path) -> None:
         source, _ = both[0].rows[0]
         assert source[:2] == Words()(pairs.train[0].question)["input_ids"][:2]
         assert len(source) <= length and source[-1] == 1
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_every_target_ends_and_texts_are_cut_at_their_end(ends: bool) -> None:
+    """Also where the tokenizer adds no end: then an input has none, and loses its last words."""
+    pytest.importorskip("torch")
+    pytest.importorskip("datasets")
+    from muster.workloads.seq2seq.train import Encoded, TextPair
+
+    data = PairData(max_source=4, max_target=4)
+    pairs = [TextPair("a b c d e f", "g h i j k"), TextPair("a", "g h i")]
+    made = Encoded(pairs, Words(ends), data)
+    a, b, c, d, g, h, i = map(hash, "abcdghi")
+    target = [g, h, i, 1]
+    assert made.rows == [([a, b, c, 1 if ends else d], target), ([a, *([1] if ends else [])], target)]
+    assert (made.cut, made.ended) == (1, 0 if ends else 2)
+
+
+def test_rows_of_unlike_fields_are_all_named(tmp_path: Path) -> None:
+    rows = [{"question": f"q{n}", "answer": "a"} for n in range(3)] + [{"instruction": "i", "output": "o"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = PairData.model_validate({"path": str(tmp_path), "validation_fraction": 0})
+    assert [each for each in load_rows(data, 0, tmp_path).notes if "different fields" in each] == [
+        "rows have different fields, and all are read: question and answer (3), instruction and output (1)"
+    ]
 
 
 def test_the_tokenizer_reads_each_schema_once(monkeypatch: pytest.MonkeyPatch, spider: Path) -> None:

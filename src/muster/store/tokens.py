@@ -64,10 +64,12 @@ def byte_level(
 
 @dataclass(frozen=True)
 class Counter:
-    """Counts the tokens of texts, without those that a tokenizer adds. `exact`: ranks will count the same."""
+    """Counts the tokens of texts, without those that a tokenizer adds, which are `added` to each, such as its
+    end. `exact`: ranks will count the same."""
 
     count: Callable[[Sequence[str]], list[int]]
     exact: bool
+    added: int = 1
 
 
 def counter(model: Model, texts: Callable[[], Iterable[str]]) -> Counter:
@@ -98,7 +100,7 @@ def counter(model: Model, texts: Callable[[], Iterable[str]]) -> Counter:
     def count(texts: Sequence[str]) -> list[int]:
         return [len(each.ids) for each in made.encode_batch(list(texts), add_special_tokens=False)]
 
-    return Counter(count, exact)
+    return Counter(count, exact, made.num_special_tokens_to_add(is_pair=False) if exact else 1)
 
 
 def _by_bytes(texts: Sequence[str]) -> list[int]:

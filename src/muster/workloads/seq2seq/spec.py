@@ -3,6 +3,7 @@ start."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -191,9 +192,12 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         inputs, targets = [data.prefix + row.input for row in some], [row.target for row in some]
         counted = counter(self.model, lambda: [*inputs, *targets])
         notes, parts = list(read.notes), []
-        for what, texts, key in (("inputs", inputs, "max_source"), ("targets", targets, "max_target")):
+        with_end = max(1, counted.added)
+        for what, texts, key, more in (
+            ("inputs", inputs, "max_source", counted.added), ("targets", targets, "max_target", with_end),
+        ):  # fmt: skip
             limit = getattr(data, key)
-            lengths = [number + 1 for number in counted.count(texts)]  # with the end
+            lengths = [number + more for number in counted.count(texts)]
             parts.append([min(length, limit) for length in lengths])
             if excess := too_long(lengths, read.samples or 0, limit, exact=counted.exact):
                 notes.append(
@@ -275,6 +279,10 @@ def load_rows(data: PairData, seed: int, path: Path | None, hub: Any = None) -> 
         held_out = [row for row in rows if group_of(row, data) in held]
         train = [row for row in rows if group_of(row, data) not in held]
         notes += held_note(len(held_out), len(rows), data.validation_fraction)
+    kinds = Counter(row.fields for row in (*train, *held_out))
+    if len(kinds) > 1:
+        each = (f"{' and '.join(fields)} ({number:,})" for fields, number in kinds.most_common())
+        notes.append(f"rows have different fields, and all are read: {', '.join(each)}")
     return LoadedSamples(train, held_out, skipped, about, tuple(notes))
 
 

@@ -66,6 +66,8 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     encoded = Encoded(train, tokenizer, data)
     encoded_held = Encoded(held, tokenizer, data)
     notes += schemas_cut(encoded, encoded_held, data.max_source)
+    if encoded.ended:
+        notes.append("the tokenizer puts no end behind a text: every target gets one")
     start = model.config.decoder_start_token_id
     multiple = context.padding_multiple
     shapes = shapes_for(context, encoded, encoded_held, multiple)
@@ -224,7 +226,7 @@ def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Lo
     path = None if data.name else Path(data.path).expanduser() if data.path else cache
     read = load_rows(data, seed, path, _from_hub)
     rows = (*read.train, *read.held_out)
-    about = f"questions: {read.about}; {_fields_note(read.train[-1:], data)}"
+    about = f"questions: {read.about}; {_fields_note(read.train[:1], data)}"
     missing = sorted({row.missing for row in rows if row.missing}) if data.executed else []
     if missing:
         about += f"; no such database, so not executed: {', '.join(missing[:3])}"
@@ -272,23 +274,28 @@ def _from_hub(data: PairData, skip: Skip | None) -> tuple[list[PairRow], list[Pa
 
 
 class Encoded(Dataset[dict[str, list[int]]]):  # type: ignore[misc]
-    """Pairs as token numbers, cut to the recipe's lengths. `cut` counts the pairs that lost something,
-    `schemas_cut` those that lost a part of their schema, `questions_cut` those of them that lost more."""
+    """Pairs as token numbers, cut to the recipe's lengths; every target has an end. `cut` counts the pairs
+    that lost something, `schemas_cut` those that lost a part of their schema, `questions_cut` those of them
+    that lost more, `ended` the targets that the tokenizer left without an end."""
 
     def __init__(self, pairs: Sequence[TextPair], tokenizer: Any, data: PairData) -> None:
-        self.cut = self.schemas_cut = self.questions_cut = 0
+        self.cut = self.schemas_cut = self.questions_cut = self.ended = 0
+        end = tokenizer.eos_token_id
         self.rows: list[tuple[list[int], list[int]]] = []
         for start in range(0, len(pairs), 10_000):
             part = pairs[start : start + 10_000]
             sources = tokenizer([data.prefix + pair.question for pair in part])["input_ids"]
             targets = tokenizer([pair.expected for pair in part])["input_ids"]
             for pair, source, target in zip(part, sources, targets, strict=True):
+                if end is not None and target[-1:] != [end]:
+                    self.ended += 1
+                    target = [*target, end]
                 self.cut += len(source) > data.max_source or len(target) > data.max_target
                 if pair.schema and len(source) > data.max_source:
                     question = tokenizer(data.prefix + alone(pair))["input_ids"]
                     self.schemas_cut += 1
                     self.questions_cut += len(question) > data.max_source
-                self.rows.append((_cut(source, data.max_source), _cut(target, data.max_target)))
+                self.rows.append((_cut(source, data.max_source, end), _cut(target, data.max_target, end)))
         self.lengths = [(len(source), len(target)) for source, target in self.rows]
 
     def __len__(self) -> int:
@@ -308,9 +315,11 @@ def schemas_cut(train: Encoded, held_out: Encoded, length: int) -> list[str]:
     return [note + (f"; {counted(questions, 'sample')} lost a part of the question too" if questions else "")]
 
 
-def _cut(tokens: list[int], length: int) -> list[int]:
-    """Cut to at most `length` tokens; the last one (the end mark) stays."""
-    return tokens if len(tokens) <= length else [*tokens[: length - 1], tokens[-1]]
+def _cut(tokens: list[int], length: int, end: int | None) -> list[int]:
+    """Cut to at most `length` tokens; an end at their end stays."""
+    if len(tokens) <= length:
+        return tokens
+    return [*tokens[: length - 1], end] if tokens[-1] == end else tokens[:length]
 
 
 @dataclass(frozen=True)
