@@ -1,4 +1,4 @@
-"""No engine's step, and no held-out batch, makes the host wait for the device, but in the engine's own code."""
+"""No engine's step, and no held-out batch, makes the host wait for the device, but in the engine's code."""
 
 from __future__ import annotations
 
