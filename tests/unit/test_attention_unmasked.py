@@ -108,7 +108,7 @@ def test_padding_at_the_end_needs_no_mask(kind: str) -> None:
         ("qwen2", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8,
                    "use_sliding_window": True}, 20),
         ("llama", {"attn_implementation": "eager"}, 12),
-        ("gemma3_text", {"use_bidirectional_attention": True}, 12),
+        ("gemma3_text", {"use_bidirectional_attention": True}, 12), ("llama", {"is_causal": False}, 12),
         ("gpt_neo", {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4}, 12),
     ],
 )  # fmt: skip

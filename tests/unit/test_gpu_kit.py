@@ -314,6 +314,17 @@ def test_both_sides_of_a_row_train_on_as_many_samples(row: speed.Row, tiny: bool
     assert last // 4 < profile.USUAL  # the peer's warm-up
 
 
+@pytest.mark.parametrize("profiles", [[], [{"busy": None}]])
+def test_a_profile_without_a_gpu_has_failed_there(
+    profiles: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no machine that cannot be profiled: the piece would count as done."""
+    monkeypatch.setattr(profile, "train", lambda *_: {"profiles": profiles, "notes": ["why"]})
+    row = next(each for each in profile.pieces() if each.name == "llama-8b-shape")
+    with pytest.raises(Failed, match="why"):
+        row.run(Machine("cuda", False, tmp_path, Results(tmp_path)))
+
+
 STEPS = """
 import json, subprocess, sys, time
 import torch
