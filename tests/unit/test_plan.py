@@ -379,6 +379,36 @@ def test_what_a_plan_promises_its_run() -> None:
     assert promised({"decisions": []}) is None
 
 
+@pytest.mark.parametrize("recipe", ["sft", "dpo", "seq2seq"])
+def test_a_step_is_as_long_as_the_samples_are(recipe: str, tmp_path: Path) -> None:
+    """Where the data are here: their mean length, with the padding of GPUs; memory is for the longest."""
+    rows = [
+        {"prompt": text, "input": text, "chosen": "b" * n, "rejected": "b", "target": "b" * n}
+        for text, n in zip([f"{i} {'a' * 40}" for i in range(200)], (8, 40) * 100, strict=True)
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lengths = ["data.max_source=160", "data.max_target=160"] if recipe == "seq2seq" else ["data.sequence=256"]
+    pretrained = ["model.init=random", "model.tokenizer=train", "precision=bf16", "data.generated=null"]
+    words = [f"data.path={file}", *lengths, *pretrained, "train.max_steps=4", "batch.micro=64"]
+
+    def planned(padding: str) -> Plan:
+        read = read_recipe(recipe, [*words, f"data.padding={padding}"])
+        return plan_on(read, "h100:1", UserFigures(), traced=False).plan
+
+    fixed, dynamic = planned("fixed"), planned("dynamic")
+    assert fixed.time is not None and dynamic.time is not None
+    assert dynamic.memory == fixed.memory
+    [words_of_time] = [each for each in dynamic.time.assumed if "mean with padding" in each]
+    tokens = int(words_of_time.split(" tokens")[0].rsplit(" ", 1)[1])
+    longest = {"sft": 256, "dpo": 512, "seq2seq": 320}[recipe]
+    assert 8 < tokens < longest / 2
+    assert dynamic.time.compute == pytest.approx(fixed.time.compute * tokens / longest, rel=0.05)
+    assert dynamic.time.tokens_per_second == pytest.approx(dynamic.time.samples_per_second * tokens, rel=0.05)
+    work = [each.time.mfu * each.time.step for each in (fixed, dynamic) if each.time and each.time.mfu]
+    assert work[1] == pytest.approx(work[0] * tokens / longest, rel=0.05)
+
+
 def test_what_takes_seconds_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that has to be traced; one that was traced before takes no time, and is not said again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

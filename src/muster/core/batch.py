@@ -12,6 +12,8 @@ from muster.core.errors import RecipeError
 from muster.core.units import counted
 
 DEFAULT_MICRO = 8
+GROUP = 50  # global batches sorted together: enough to find similar lengths, few enough to stay random
+MULTIPLE = 8  # of padded lengths on GPUs: tensor cores want it; on a CPU it is only work
 
 
 @dataclass(frozen=True)
@@ -151,3 +153,14 @@ def check_groups(group: int, world_size: int) -> None:
             hint="the ranks of a host, or another divisor of the number of ranks; DeepSpeed's own key is "
             "zero_hpz_partition_size",
         )
+
+
+def mean_padded(lengths: Sequence[tuple[int, ...]]) -> float | None:
+    """Return the mean tokens of a sample, padding included, where batches are of similar samples; None: there
+    are none. `lengths`: of some samples, for each of the parts that are padded apart, such as question and
+    answer. Of samples that are many, GROUP batches are sorted together."""
+    rows = sorted(lengths, key=sum)
+    size = -(-len(rows) // GROUP) or 1
+    batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+    padded = sum(len(batch) * sum(map(max, zip(*batch, strict=True))) for batch in batches)
+    return padded / len(rows) if rows else None

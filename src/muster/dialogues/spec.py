@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from muster.core import families
+from muster.core.batch import mean_padded
 from muster.core.data import Data, Source, SplitData
 from muster.core.errors import RecipeError
 from muster.core.families import gpt2, llama, opt
@@ -213,11 +214,11 @@ class DialogueRecipe(Recipe):
         if data.generated:
             return Survey(part_size(data, min(data.generated.train, data.limit or data.generated.train)))
         read = checked or self._read() or Survey()
-        cut = self._too_long(read, config) if read.some and config is not None else []
-        return replace(read, notes=(*read.notes, *cut))
+        return self._counted(read, config) if read.some and config is not None else read
 
-    def _too_long(self, read: Survey, config: Mapping[str, Any]) -> list[str]:
-        """Note the samples that are longer than the recipe lets them be."""
+    def _counted(self, read: Survey, config: Mapping[str, Any]) -> Survey:
+        """Return the survey with the mean length, and notes on samples that are longer than the recipe lets
+        them be."""
         some, of = read.some, read.samples or 0
         by = counter(self.model, lambda: (text for each in some for text in texts_of(each)))
         exact = by.exact and not any(each.chat for each in some)  # a template adds its own
@@ -229,7 +230,7 @@ class DialogueRecipe(Recipe):
             prompts.append(prompt)
             wholes.append(prompt + max(answers, default=0))
         (limit, key), longest = self.longest_prompt(config), self.sequence(config)
-        notes = []
+        notes = list(read.notes)
         if excess := too_long(prompts, of, limit, exact=exact):
             then = "left out" if self.data.bad == "skip" else "an error (data.bad=skip leaves them out)"
             notes.append(
@@ -242,7 +243,9 @@ class DialogueRecipe(Recipe):
                 f"{excess[0]} samples are longer than data.sequence={longest:,} tokens and lose the end of "
                 f"an answer; the longest has {excess[1]:,}"
             )
-        return notes
+        tokens = mean_padded([(min(whole, longest),) for whole in fits])
+        tokens = None if tokens is None else tokens * (2 if self.pairs else 1)
+        return replace(read, notes=tuple(notes), tokens=tokens)
 
     def longest_prompt(self, config: Mapping[str, Any]) -> tuple[int, str]:
         """Return the tokens of the longest prompt that is used, and the key that limits it."""

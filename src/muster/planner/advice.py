@@ -32,7 +32,6 @@ from muster.planner.memory.fit import MemoryLimit, Setting
 from muster.planner.predict import case_of
 from muster.planner.remedies import ANY_CHANGE
 from muster.planner.setting import room_of, setting_of
-from muster.planner.time.reached import reached
 from muster.planner.time.steptime import (
     Calibration,
     Step,
@@ -190,7 +189,7 @@ def advise(decided: Decided, model: MachineModel, samples: int | None) -> list[D
     if case is None or len(members) < 2 or isinstance(split, list):  # shares are given rank by rank
         return []
     calibrated = all(case_key(case.over(each.machines)) in calibration.efficiency for each in members)
-    off = max(reached(each.machines.device, case.precision).off for each in members)
+    off = max(case.over(each.machines).usual.off for each in members)
     times = (1.0,) if calibrated else (1 + off, 1.0, 1 / (1 + off))
     batch = job.batch.global_ if global_given(recipe) else None
     fits = _fitting(recipe, decided.setting, model.facts)

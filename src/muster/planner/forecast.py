@@ -264,9 +264,14 @@ def _time_plan(
     device = machines.device
     assumed = [] if now.case.work.moved else ["operations only: memory traffic is not counted"]
     if decided.recipe.padding_varies:
-        assumed.append("steps are for the longest samples; with dynamic padding they are shorter")
+        assumed.append(
+            "steps are for the longest samples; with dynamic padding they are shorter"
+            if setting.mean_tokens is None
+            else f"steps are for samples of {setting.tokens:.0f} tokens, the mean with padding; the memory "
+            f"is for {setting.lengths.all}"
+        )
     watts = device.watts if counted and fewer is None else None
-    tokens = step.samples_per_second * setting.lengths.all if decided.recipe.tokenized else None
+    tokens = step.samples_per_second * setting.tokens if decided.recipe.tokenized else None
     flops, peak = _needed(setting), (fewer or device).peak(float8.peak_of(setting.precision))
     rate = now.case.share * now.case.spread.micro_steps * flops / step.seconds if flops else None
     return TimePlan(
@@ -300,7 +305,8 @@ def _needed(setting: Setting) -> float | None:
         own = passes.flops - passes.again
     else:
         return None
-    return with_others(setting, StepWork(setting.micro, own / 3, own)).flops
+    whole = with_others(setting, StepWork(setting.micro, own / 3, own)).flops
+    return whole * setting.tokens / setting.lengths.all
 
 
 def _scaling(each: Point, fewest: Point, *, counted: bool) -> ScalingPoint:

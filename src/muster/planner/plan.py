@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -230,6 +231,7 @@ def _attempt(
     """Decide everything, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
     before; `words`: a name for the machines; `notes`: the last ones of the plan."""
     survey = survey_of(inputs)
+    inputs = replace(inputs, tokens=survey.tokens)
     failures: list[str] = []
     tracer = once(tracer, failures) if tracer else None
     decided = settle(inputs, model, tracer)
@@ -239,7 +241,7 @@ def _attempt(
         raise no_gpu(decided.recipe)
     samples = figures.samples or survey.samples
     if figures.tokens is not None and decided.setting is not None:
-        samples = -(-figures.tokens // decided.setting.lengths.all)
+        samples = math.ceil(figures.tokens / decided.setting.tokens)
     decisions = [Decision("the model", UNTRACED, why) for why in dict.fromkeys(failures)]
     if decided.chosen is None or not decided.chosen.timed:  # else slower hosts were left out already
         decisions += advise(decided, model, samples)

@@ -29,10 +29,20 @@ def case_of(setting: Setting, machines: Machines) -> StepCase | None:
     work = _work(setting)
     if work is None or setting.drawing is not None:
         return None
+    if setting.mean_tokens is not None:  # as many operations, over shorter samples
+        shorter = work.times(setting.tokens / setting.lengths.all)
+        work = replace(shorter, operations=work.operations, launches=work.launches)
     spread = setting.spread
     few_bits = setting.quantized is not None
     return StepCase(
-        machines, setting.precision, work, setting.tensors, spread, share=setting.share, uncounted=few_bits
+        machines,
+        setting.precision,
+        work,
+        setting.tensors,
+        spread,
+        share=setting.share,
+        uncounted=few_bits,
+        compiled=setting.compiled,
     )
 
 

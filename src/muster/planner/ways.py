@@ -35,7 +35,8 @@ Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision,
 @dataclass(frozen=True)
 class RunTarget:
     """What a job runs on, and in what precision. `machines`: those that its time rests on, None: not known;
-    `tracer`: of real models, None: nothing is traced."""
+    `tracer`: of real models, None: nothing is traced; `tokens`: of a sample on average, padding included,
+    None: not counted."""
 
     precision: str
     device: str
@@ -44,6 +45,7 @@ class RunTarget:
     machines: Machines | None = None
     calibration: Calibration = field(default_factory=Calibration)
     tracer: Tracer | None = None
+    tokens: float | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,9 @@ def size(
     trace = where.tracer(recipe, where.precision, where.device, ranks) if where.tracer else None
     recipe = _learning_rate(recipe, decisions)
     setting = setting_of(recipe, config, where.precision, where.device, where.slots, trace)
-    setting = None if setting is None else replace(setting, context=room.context)
+    if setting is not None:
+        tokens = where.tokens if recipe.padding_varies else None
+        setting = replace(setting, context=room.context, mean_tokens=tokens)
     recipe, setting = _creation(recipe, setting, room, decisions)
     batch = _batch(recipe, config, ranks, setting, room, decisions)
     if setting is None:

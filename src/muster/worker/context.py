@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.core.batch import Batch
+from muster.core.batch import MULTIPLE, Batch
 from muster.core.job import ENGINE_CONFIG
 from muster.core.recipe import Recipe, recipe_from
 from muster.engines.base import EngineSpec, spec_of
@@ -90,8 +90,8 @@ class Context:
 
     @property
     def padding_multiple(self) -> int:
-        """What padded lengths are multiples of: tensor cores want 8; on a CPU it is only work."""
-        return 8 if self.device == "cuda" else 1
+        """What padded lengths are multiples of."""
+        return MULTIPLE if self.device == "cuda" else 1
 
     @property
     def checkpoints(self) -> Path:

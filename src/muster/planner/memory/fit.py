@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.core import families, float8
+from muster.core.batch import MULTIPLE
 from muster.core.bits import Bits, moment_bytes, weight_bytes
 from muster.core.trace import AFTER_BLOCKS, BACKWARD, EMBEDDINGS, Arithmetic, Pass, Trace
 from muster.core.units import format_bytes
@@ -60,10 +61,11 @@ class Setting:
     """What decides how much memory a rank needs: a model, its spread over ranks, and how it is trained.
 
     `ranks_per_host`: the most on one host; `micro`: samples of the rank that has most; `share`: of them,
-    those of a rank on average, below 1 where batch.split differs; `saves`: the first rank gathers the trained
-    model, `checkpoints`: or does so for each checkpoint; `fused_loss`: as the recipe has it; `context`: bytes
-    of CUDA's; `quantized`: the frozen weights of linear layers; `small_moments`: Adam's, in 8 bits; `others`:
-    further models of a step; `trace`: of the recipe's real model.
+    those of a rank on average, below 1 where batch.split differs; `mean_tokens`: of a sample, padding
+    included, where batches are padded to their own longest sample, None: not counted; `saves`: the first rank
+    gathers the trained model, `checkpoints`: or does so for each checkpoint; `fused_loss`: as the recipe has
+    it; `context`: bytes of CUDA's; `quantized`: the frozen weights of linear layers; `small_moments`: Adam's,
+    in 8 bits; `others`: further models of a step; `trace`: of the recipe's real model.
     """
 
     config: Mapping[str, Any] = field(repr=False)
@@ -75,6 +77,7 @@ class Setting:
     ranks_per_host: int
     micro: int = 1
     share: float = 1.0
+    mean_tokens: float | None = None
     checkpointing: bool = False
     create: str = "whole"
     saves: bool = True
@@ -92,6 +95,15 @@ class Setting:
     def spreading(self, **changes: Any) -> Setting:
         """Return the same with other fields of its spread."""
         return replace(self, spread=replace(self.spread, **changes))
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a sample on average, padding included; of the longest where no other length is known."""
+        if self.mean_tokens is None:
+            return self.lengths.all
+        parts = self.lengths.sequences * (2 if self.lengths.target else 1)
+        rounded = (MULTIPLE - 1) / 2 * parts if self.spread.device == "cuda" else 0.0
+        return min(self.lengths.all, self.mean_tokens + rounded)
 
     @property
     def engine(self) -> EngineSpec:

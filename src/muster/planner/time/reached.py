@@ -2,8 +2,8 @@
 
 Products of large matrices, fused attention, and what moves through memory are separate: a GPU reaches unlike
 shares in them, and models have unlike parts of them. The figures of A100 and H100 in half precision are least
-squares over published runs of MPT, Llama and Qwen (docs/steptime.md#shares-that-devices-reach); all others
-are usual ones, and their range says so.
+squares over published runs of MPT, Llama and Qwen, and of Hopper compiled by runs of our own
+(docs/steptime.md#shares-that-devices-reach); all others are usual ones, and their range says so.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Utilization:
 NOMINAL = Utilization(0.6, 0.6, 0.6, 0.5)  # of CPUs, whose peak is none, and of devices given by hand
 AMPERE = Utilization(0.66, 0.60, 0.75, 0.15)  # A100
 HOPPER = Utilization(0.54, 0.33, 0.60, 0.15)  # H100, H200
+HOPPER_COMPILED = Utilization(0.60, 0.33, 0.50, 0.15)
 # By compute capability, in half precision.
 HALF = {
     (7, 0): Utilization(0.55, 0.40, 0.75, 0.3),
@@ -43,8 +44,8 @@ FP32_SHARED = Utilization(0.55, 0.40, 0.75, 0.3)
 CAPPED = 0.6  # times as much, at a power limit of 150 W or less
 
 
-def reached(device: Device, precision: str) -> Utilization:
-    """Return what a device is taken to reach in a precision."""
+def reached(device: Device, precision: str, *, compiled: bool = False) -> Utilization:
+    """Return what a device is taken to reach in a precision. `compiled`: the model is, by torch.compile."""
     if device.kind == CPU or device.capability is None:
         return NOMINAL
     if precision in WIDE:
@@ -54,6 +55,7 @@ def reached(device: Device, precision: str) -> Utilization:
         shares = AMD_HALF
     else:
         shares = HALF.get(device.capability, OTHER_HALF)
+        shares = HOPPER_COMPILED if compiled and shares is HOPPER else shares
     if not device.power_capped:
         return shares
     return Utilization(CAPPED * shares.products, CAPPED * shares.attention, shares.memory, 0.4)

@@ -37,7 +37,7 @@ from muster.engines.base import spec_of
 from muster.engines.spread import ModelSpread
 from muster.engines.traffic import Call, Passes, Segment, Traffic
 from muster.planner.time.collective import library_of, seconds
-from muster.planner.time.reached import reached
+from muster.planner.time.reached import Utilization, reached
 from muster.planner.time.update import HOST_BANDWIDTH, update
 
 # ----------------------------------------------------------------------------------------------------
@@ -213,7 +213,8 @@ class StepWork:
 class StepCase:
     """A job whose step is to be predicted. `parameters`: of the model, in its order; `spread.ranks` is taken
     from `machines`. `share`: samples of a rank on average over those of the rank that has most, to which
-    `work` belongs; `uncounted`: it computes more than `work` has, as where weights are kept in few bits."""
+    `work` belongs; `uncounted`: it computes more than `work` has, as where weights are kept in few bits;
+    `compiled`: the model is."""
 
     machines: Machines
     precision: str
@@ -222,6 +223,12 @@ class StepCase:
     spread: ModelSpread
     share: float = 1.0
     uncounted: bool = False
+    compiled: bool = False
+
+    @property
+    def usual(self) -> Utilization:
+        """The shares of its stated figures that the device is taken to reach."""
+        return reached(self.machines.device, self.precision, compiled=self.compiled)
 
     @property
     def placed(self) -> ModelSpread:
@@ -336,7 +343,7 @@ def ideal(case: StepCase) -> float:
     """Return the seconds of a micro-step's computation if products reached the stated peak, and all else as
     much more than usual. Raises UsageError where nothing is stated."""
     device, work = case.machines.device, case.work
-    usual = reached(device, case.precision)
+    usual = case.usual
     peak, few = device.peak(float8.peak_of(case.precision)), device.peak(case.precision)
     if peak is None or few is None:
         can = ", ".join(device.peaks) or "nothing"
@@ -382,8 +389,7 @@ LINKS_OFF = 0.15  # by what share links are better or worse than stated
 def computing(case: StepCase, calibration: Calibration, conditions: Conditions = USUAL) -> float:
     """Return the seconds of a micro-step's computation."""
     name, kind = case_key(case), case.machines.device.kind
-    usual = reached(case.machines.device, case.precision).products
-    share = conditions.reached * calibration.efficiency.get(name, usual)
+    share = conditions.reached * calibration.efficiency.get(name, case.usual.products)
     done = ideal(case) / share + KERNEL[kind] * case.work.operations
     if kind == "cuda":
         engine = spec_of(case.spread.engine)
@@ -416,7 +422,7 @@ def predict(
     if micro is None and case_key(case) not in figures.efficiency:
         other = key(machines.device.name, case.precision) in figures.efficiency
         but = ", not calibrated for operations alone" if other else ""
-        share = reached(machines.device, case.precision).products
+        share = case.usual.products
         in_fp8 = f", in fp8 {float8.REACHED * share:.0%}" if case.work.fp8 else ""
         assumed.append(f"products reach {share:.0%} of {machines.device.name}'s stated peak{in_fp8}{but}")
     if micro is None:
@@ -457,7 +463,7 @@ def between(case: StepCase, calibration: Calibration | None = None) -> tuple[flo
     gathers offloaded parameters may hide nothing, and a host's processors may be slow."""
     figures = calibration or Calibration()
     measured = case_key(case) in figures.efficiency
-    off = SURE if measured else reached(case.machines.device, case.precision).off
+    off = SURE if measured else case.usual.off
     linked = 0.0 if case.machines.ranks == 1 else LINKS_OFF
     counted = not case.uncounted and case_key(case) == key(case.machines.device.name, case.precision)
     more = off if counted else UNTRACED

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.utils.data import Sampler
 
-_GROUP = 50  # global batches sorted together: enough to find similar lengths, few enough to stay random
+from muster.core.batch import GROUP
 
 
 class GroupedSampler(Sampler[int]):  # type: ignore[misc]
@@ -56,7 +56,7 @@ class GroupedSampler(Sampler[int]):  # type: ignore[misc]
             yield from order.tolist()
             return
         batches: list[torch.Tensor] = []
-        size = self.global_batch * _GROUP
+        size = self.global_batch * GROUP
         for start in range(0, len(order), size):
             group = order[start : start + size]
             chunks = torch.split(self._similar(group), self.global_batch)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from muster.core.batch import mean_padded
 from muster.core.data import Data, SplitData
 from muster.core.errors import DataError
 from muster.core.families import t5
@@ -182,24 +183,24 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         if checked is None and not (data.path and Path(data.path).exists()):
             return Survey()
         read = checked or self._read(Path(str(data.path)))
-        cut = [] if config is None else self._too_long(read)
-        return replace(read, notes=(*read.notes, *cut))
+        return read if config is None else self._counted(read)
 
-    def _too_long(self, read: Survey) -> list[str]:
-        """Note the inputs and targets that are cut."""
+    def _counted(self, read: Survey) -> Survey:
+        """Return the survey with the mean length, and notes on inputs and targets that are cut."""
         data, some = self.data, read.some
         inputs, targets = [data.prefix + row.input for row in some], [row.target for row in some]
         counted = counter(self.model, lambda: [*inputs, *targets])
-        notes = []
+        notes, parts = list(read.notes), []
         for what, texts, key in (("inputs", inputs, "max_source"), ("targets", targets, "max_target")):
             limit = getattr(data, key)
             lengths = [number + 1 for number in counted.count(texts)]  # with the end
+            parts.append([min(length, limit) for length in lengths])
             if excess := too_long(lengths, read.samples or 0, limit, exact=counted.exact):
                 notes.append(
                     f"{excess[0]} {what} are longer than data.{key}={limit} tokens and lose their end; the "
                     f"longest has {excess[1]:,}"
                 )
-        return notes
+        return replace(read, notes=tuple(notes), tokens=mean_padded(list(zip(*parts, strict=True))))
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths:
         """Return the recipe's limits of inputs and targets."""
