@@ -337,7 +337,7 @@ def test_numbers_are_copied_without_waiting() -> None:
     class Copies(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func._overloadpacket is torch.ops.aten._to_copy:
-                copies.append(bool(kwargs["non_blocking"]))
+                copies.append(bool(kwargs.get("non_blocking")))
             return func(*args, **(kwargs or {}))
 
     with FakeTensorMode(), Copies():
