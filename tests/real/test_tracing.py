@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from muster.core import families
 from muster.core.trace import Trace, TraceRequest
+from muster.inputs.model import whole_config
+from muster.inputs.read import read_recipe
+from muster.planner.tracing import request_of
 from tests.real.traced import TINY, TOKENS, VOCABULARY, Real, asked, traced
 from tests.support import needs_torch
 
@@ -30,6 +34,31 @@ def test_what_autograd_holds(kind: str, checkpointing: bool) -> None:
         else:
             assert at.saved == pytest.approx(held, rel=0.02)
     check_allocated(found, real, 8)
+
+
+def test_a_t5_that_is_loaded_has_an_output_of_its_own(tmp_path: Path) -> None:
+    """As T5 v1.1 and mT5 have it in their files; one that is drawn has none, whatever its fields say."""
+    needs_torch()
+    import torch
+    import transformers
+
+    config = transformers.T5Config(**TINY["t5"])
+    made = transformers.T5ForConditionalGeneration(config)
+    made.lm_head.weight = torch.nn.Parameter(torch.randn(VOCABULARY, config.d_model))
+    made.config.tie_word_embeddings = False
+    made.save_pretrained(tmp_path)
+    loaded = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path)
+    untied = transformers.T5Config(**TINY["t5"], tie_word_embeddings=False)
+    drawn = transformers.T5ForConditionalGeneration(untied)
+    for init, real in (("pretrained", loaded), ("random", drawn)):
+        recipe = read_recipe("seq2seq", [f"model.name={tmp_path}", f"model.init={init}", "model.config=null"])
+        whole = whole_config(recipe)
+        assert whole is not None
+        request = request_of(recipe, whole, precision="fp32", device="cpu", ranks=1)
+        assert request is not None
+        count = sum(each.numel() for each in real.parameters())
+        assert families.parameters(whole) == count
+        assert sum(each.numel for each in traced(request).parameters) == count
 
 
 @pytest.mark.parametrize("workload", ["reward", "dpo", "ppo"])

@@ -202,6 +202,29 @@ def test_the_recipe_has_what_the_file_says(file: Path) -> None:
     assert merged(recipe_from(recipe.as_dict())) == recipe
 
 
+@pytest.mark.parametrize(
+    ("sections", "given", "precision"),
+    [
+        ({}, "auto", "fp32"),  # as DeepSpeed alone
+        ({"fp16": {"enabled": False}}, "auto", "fp32"),
+        ({"fp16": {"loss_scale": 0}}, "auto", "fp32"),
+        ({"fp16": {"enabled": "auto"}}, "auto", "auto"),
+        ({}, "bf16", "bf16"),
+        ({"bf16": {"enabled": True}}, "auto", "bf16"),
+    ],
+)
+def test_a_file_without_a_precision_is_in_fp32(
+    sections: dict[str, Any], given: str, precision: str, file: Path
+) -> None:
+    """Where the recipe has none of its own, and with a note."""
+    file.write_text(json.dumps(sections))
+    recipe = read_inputs("demo", "node1", [f"engine.config={file}", f"precision={given}"]).recipe
+    assert recipe.precision == precision
+    assert merged(recipe_from(recipe.as_dict())) == recipe
+    noted = [each.value for each in spec_of("deepspeed").decisions(recipe) if each.field == "engine.config"]
+    assert noted == (["fp32"] if precision == "fp32" else [])
+
+
 def test_a_number_that_no_recipe_can_have_is_refused(file: Path) -> None:
     file.write_text(json.dumps({"optimizer": {"type": "AdamW", "params": {"lr": 0}}}))
     with pytest.raises(RecipeError, match=r"train\.learning_rate") as refused:

@@ -11,7 +11,7 @@ from typing import Any
 
 from muster.core import families, float8
 from muster.core.errors import RecipeError
-from muster.core.families import gpt2
+from muster.core.families import gpt2, t5
 from muster.core.families.checking import (
     MISSPELT,
     FieldSource,
@@ -76,6 +76,7 @@ def whole_config(recipe: Recipe) -> dict[str, Any] | None:
         return None
     if is_t5(recipe):
         config = {"vocab_size": recipe.model.vocab_size, **config}
+        config = config if recipe.model.init == "pretrained" else t5.drawn(config)
     config = {**config, **recipe.config_of_data()}
     filled = families.filled(config)
     return filled if "vocab_size" in config else {k: v for k, v in filled.items() if k != "vocab_size"}

@@ -57,15 +57,21 @@ def parameters(config: Mapping[str, Any]) -> int:
 
     Two stacks; per layer four d_model x (heads x d_kv) projections an attention (the decoder has two), two or
     three (gated) feed-forward matrices, and one d_model norm a sublayer; one table of relative positions,
-    buckets x heads, and one final norm a stack (UMT5: a table a layer); the embedding, which Transformers
-    ties to the output whatever tie_word_embeddings says (configuration_t5.py). Source:
-    transformers/models/{t5,umt5}/modeling_*.py.
+    buckets x heads, and one final norm a stack (UMT5: a table a layer); the embedding, and an output of its
+    own where tie_word_embeddings is false (see `drawn`). Source: transformers/models/{t5,umt5}/modeling_*.py.
     """
     both, width = stacks(config), int(config["d_model"])
     layers = sum(each.layers * (each.weights + (each.attentions + 1) * width) for each in both)
     tables = sum(each.layers for each in both) if config.get("model_type") == "umt5" else 2
     positions = tables * int(config["relative_attention_num_buckets"]) * both[0].heads
-    return layers + positions + 2 * width + int(config["vocab_size"]) * width
+    matrices = 1 if config.get("tie_word_embeddings", True) else 2
+    return layers + positions + 2 * width + matrices * int(config["vocab_size"]) * width
+
+
+def drawn(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a model that is drawn anew: Transformers ties the output whatever
+    tie_word_embeddings says (configuration_t5.py), but for checkpoints that have another one (v1.1, mT5)."""
+    return {**config, "tie_word_embeddings": True}
 
 
 def gated(config: Mapping[str, Any]) -> bool:

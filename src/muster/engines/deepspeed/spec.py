@@ -100,9 +100,12 @@ class DeepSpeedSpec(EngineSpec):
 
     def given(self, recipe: Recipe) -> Fixed:
         """Return what the user's own file fixes, with engine.options laid over it."""
-        engine, fixed = recipe.engine, self.fixed(configuration.given_config(recipe))
-        if engine.config:  # a file without a stage is of DeepSpeed's
-            return replace(fixed, stage=fixed.stage or 0, spread=True)
+        engine, config = recipe.engine, configuration.given_config(recipe)
+        fixed = self.fixed(config)
+        if engine.config:  # what it leaves out is as DeepSpeed has it
+            silent = recipe.precision == "auto" and configuration.leaves_precision(config)
+            precision = "fp32" if silent and fixed.precision is None else fixed.precision
+            return replace(fixed, precision=precision, stage=fixed.stage or 0, spread=True)
         decided = configuration.section(engine.options, "zero_optimization").keys() & _SPREAD
         return replace(fixed, spread=bool(decided))
 

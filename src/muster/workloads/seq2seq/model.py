@@ -97,7 +97,11 @@ def make_config(context: Context, tokenizer: Any) -> Any:
 
 
 def _traced_model(context: Context, request: TraceRequest, config: dict[str, Any]) -> Any:
-    return make_model(context, Vocabulary(config))
+    model = make_model(context, Vocabulary(config))
+    if config.get("tie_word_embeddings") is False and model.get_output_embeddings() is not None:
+        output = model.get_output_embeddings()  # as a checkpoint with one of its own is loaded
+        output.weight = torch.nn.Parameter(torch.empty_like(output.weight))
+    return model
 
 
 def _traced_batch(request: TraceRequest, model: Any, samples: int) -> Inputs:
