@@ -126,7 +126,7 @@ def pieces() -> list[Piece]:
     return [
         Piece(
             "levers", shape.name, 300, _measured(shape), 170, shared=True, gigabytes=LANES * shape.gigabytes,
-            parts=None,
+            parts=("benchmarks/gpu/jobs.py", "src/muster/worker/arithmetic.py"),
         )
         for shape in SHAPES
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.jobs import in_turn, peer, train
+from benchmarks.gpu.jobs import Failed, in_turn, peer, train
 from benchmarks.gpu.kit import Figures, Machine, NotApplicable, Piece
 from benchmarks.gpu.speed import Row, Shape, data_of, rows
 
@@ -56,9 +56,10 @@ def _profiled(row: Row) -> Callable[[Machine], Figures]:
         settings = overrides(shape, data)
         turn = machine.turn(USUAL - 4)
         result = train(machine, "muster", row.recipe, *settings, *in_turn(turn))
-        if not result["profiles"]:
-            raise NotApplicable("; ".join(result["notes"]))
-        figures: Figures = {"muster": result["profiles"][0], "settings": {"muster": settings}}
+        profile = (result["profiles"] or [None])[0]
+        if profile is None or (machine.device == "cuda" and profile["busy"] is None):
+            raise Failed("; ".join(["no GPU was traced" if profile else "no profile", *result["notes"]]))
+        figures: Figures = {"muster": profile, "settings": {"muster": settings}}
         if row.peer in BESIDE:
             work = shape.work(data) | {"steps": STEPS}
             figures["peer"] = peer(row.peer, work, "benchmarks.gpu.profile", turn)["profile"]

@@ -4,8 +4,8 @@ A piece rests on its group's module, on jobs.py, and on src/muster without the p
   - rooms that a run cannot import: they are above `runs` or beside it in the floors that import-linter keeps
   - engines and workloads, each blind to the others: a folder each
 Of these parts a piece rests on those that it names (Piece.parts). "*": on all of them. None: it runs nothing
-of Muster. Files outside of src/muster are named with their whole path. A change of kit.py or schedule.py
-runs nothing again: they start pieces, and measure nothing.
+of Muster. Files are named with their whole path; a piece that names files alone rests on no others. A change
+of kit.py or schedule.py runs nothing again: they start pieces, and measure nothing.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def files(piece: Piece) -> list[Path]:
     """The files that it rests on, in order."""
     here = Path(__file__).parent
     own = [here / f"{piece.group}.py", here / "jobs.py"]
-    if piece.parts is None:
-        return [own[0]] if own[0].exists() else []
-    own += [ROOT / part for part in piece.parts if (ROOT / part).is_file()]
+    named = [ROOT / part for part in piece.parts or () if (ROOT / part).is_file()]
+    if piece.parts is None or (named and len(named) == len(piece.parts)):
+        return [file for file in (own[0], *named) if file.exists()]
+    own += named
     return sorted({file for file in own if file.exists()} | set(_of_muster(frozenset(piece.parts))))
 
 

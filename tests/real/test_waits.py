@@ -40,8 +40,11 @@ def torch_here() -> None:
     needs_torch()
 
 
-def waits_of_steps(folder: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
-    """Of each step but the first, where buffers grow, and the last, which ends the window."""
+def waits_of_steps(
+    folder: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, held: bool = False
+) -> list[Counter[str]]:
+    """Of each step but the first, where buffers grow, and the last, which ends the window; or of each batch
+    that is `held` out, but the first, behind the end of the training."""
     from transformers import TrainerCallback
 
     from muster.worker.instruments import attach
@@ -52,6 +55,14 @@ def waits_of_steps(folder: Path, data: dict[str, Any], monkeypatch: pytest.Monke
 
     class Ends(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
+            if not held:
+                self.ended()
+
+        def on_prediction_step(self, *_: Any, **__: Any) -> None:
+            if held:
+                self.ended()
+
+        def ended(self) -> None:
             found.append(waits.places)
             waits.places = []
 
@@ -67,7 +78,7 @@ def waits_of_steps(folder: Path, data: dict[str, Any], monkeypatch: pytest.Monke
     monkeypatch.setattr(attach, "attach_instruments", instrumented)
     with waits.watching():
         train_here(folder, data)
-    return [Counter(each) for each in found[1:-1]]
+    return [Counter(each) for each in (found[1:] if held else found[1:-1])]
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -88,6 +99,21 @@ def test_no_step_waits_for_the_device(name: str, tmp_path: Path, monkeypatch: py
         assert not own
         muster = sum(count for each, count in found.items() if "muster/" in each or "workloads/" in each)
         assert muster <= (OWN_OF_PPO if name == "ppo" else 0)
+
+
+@pytest.mark.parametrize("name", ["causal_lm", "dpo", "reward"])
+def test_no_held_out_batch_waits_for_the_device(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = smallest_recipe(name)
+    for source in data["data"].values():
+        if isinstance(source, dict) and "validation" in source:
+            source["validation"] = 12
+    data["train"] |= {"max_steps": 1}
+    data["evaluate"] |= {"every": None, "after": True, "limit": 12}
+    data["checkpoint"] |= {"every": None, "model": False}
+    found = waits_of_steps(tmp_path, data, monkeypatch, held=True)
+    assert found and not any(found)
 
 
 def test_a_windows_end_waits_for_the_window_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

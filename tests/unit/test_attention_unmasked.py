@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from muster.worker.attention import CAUSAL, UNMASKED, is_unmasked, unmask  # noqa: E402
+from muster.workloads.sft.spec import BY_MASK, BY_POSITIONS  # noqa: E402
 
 LENGTH, CLASSES = 12, 60
 GENERAL: dict[str, Any] = {
@@ -22,7 +23,15 @@ OWN: dict[str, dict[str, Any]] = {
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "mistral": {"sliding_window": None},
     "gemma": {"head_dim": 8},
-}
+    "gemma3_text": {"head_dim": 8, "sliding_window": 64},
+    "mixtral": {"num_local_experts": 2, "sliding_window": None},
+    "qwen2_moe": {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+                  "shared_expert_intermediate_size": 16},
+    "qwen3_moe": {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
+    "starcoder2": {"sliding_window": None},
+}  # fmt: skip
+# What Transformers gives no SDPA by itself.
+WITHOUT = {"codegen", "gemma2", "gpt_neo", "gptj"}
 
 
 def model_of(kind: str, **more: Any) -> Any:
@@ -99,6 +108,7 @@ def test_padding_at_the_end_needs_no_mask(kind: str) -> None:
         ("qwen2", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8,
                    "use_sliding_window": True}, 20),
         ("llama", {"attn_implementation": "eager"}, 12),
+        ("gemma3_text", {"use_bidirectional_attention": True}, 12), ("llama", {"is_causal": False}, 12),
         ("gpt_neo", {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4}, 12),
     ],
 )  # fmt: skip
@@ -107,3 +117,14 @@ def test_models_that_need_their_mask_keep_it(kind: str, more: dict[str, Any], lo
     before = model.config._attn_implementation
     assert not unmask(model, longest) and not is_unmasked(model)
     assert model.config._attn_implementation == before
+
+
+def test_every_decoder_that_muster_names_attends_so() -> None:
+    """By its size, or as one whose samples can be packed."""
+    from muster.core import families
+
+    sized = {str((families.size(name) or {})["model_type"]) for name in families.sizes()}
+    encoders = {kind for family in (families.t5, families.vit) for kind in family.MODEL_TYPES}
+    assert (sized | BY_POSITIONS | BY_MASK) - encoders - CAUSAL == WITHOUT
+    for kind, more in (("gemma2", {"head_dim": 8}), ("gptj", {"n_embd": 32, "n_layer": 1, "rotary_dim": 4})):
+        assert model_of(kind, **more).config._attn_implementation == "eager"

@@ -479,3 +479,19 @@ def test_pairs_that_may_be_in_the_wrong_order() -> None:
     assert losses[0].item() == pytest.approx(losses[1].item()) and losses[0] > 0
     PairTrainer.seen(trainer, {"completion_mask": torch.ones(4, 3)}, chosen, chosen)
     assert trainer._figures[0].tolist()[1:] == [0.0, 0.0, 2.0]
+
+
+def test_a_pair_that_fills_up_a_held_out_batch_counts_for_nothing() -> None:
+    """Whatever the model makes of it."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("trl")
+    from muster.dialogues.pairs import PairTrainer
+
+    trainer: Any = PairTrainer.__new__(PairTrainer)
+    trainer._figures = []
+    mask = torch.tensor([[0, 1], [0, 1], [0, 0], [1, 1], [0, 1], [0, 0]])  # three chosen, then three rejected
+    chosen, rejected = torch.tensor([2.0, 1.0, math.nan]), torch.tensor([1.5, 3.0, 0.0])
+    trainer.seen({"completion_mask": mask}, chosen, rejected)
+    (figures,) = trainer._figures
+    loss = math.log1p(math.exp(-0.5)) + math.log1p(math.exp(2.0))
+    assert figures.tolist() == pytest.approx([loss, 1, 0.5 - 2.0, 2])

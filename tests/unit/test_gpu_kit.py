@@ -221,6 +221,26 @@ def test_operations_of_a_step(index: int, weights: int, attention: int) -> None:
     assert levers.operations(model, shape) == shape.batch * shape.sequence * (6 * weights + attention)
 
 
+def test_levers_have_the_loss_of_the_model_and_mfu_is_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output layer in parts, and in one with the loss, predict the same tokens."""
+    import torch
+
+    monkeypatch.setattr(levers, "peak_of", lambda cuda: 1e12)
+    machine, shape = Machine("cpu", True, tmp_path, Results(tmp_path)), levers.SHAPES[0].small()
+    plain = next(each for each in levers.LEVERS if each.name == "no mask")
+    model, tokens = levers.model_of(shape, plain, "cpu"), torch.arange(64).reshape(2, 32)
+    model.transformer.wte.weight.data.mul_(20)  # so that some tokens are likelier than others
+    each = [replace(plain, loss=loss, parts=2) for loss in ("model", "parts", "fused")]
+    losses = [levers.loss_function(model, one)(tokens) for one in each if not levers.lacking(one)]
+    found = [float(loss.detach()) for loss in losses]
+    assert found == pytest.approx([found[0]] * len(found), rel=1e-4) and len(found) > 1
+    row = levers.row(shape, replace(plain, compiled=False), machine)
+    per_second = levers.operations(model, shape) / (row["milliseconds"] / 1e3)
+    assert row["mfu"] == pytest.approx(per_second / 1e12)
+
+
 def test_a_lever_that_this_pytorch_lacks_is_a_row_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +334,17 @@ def test_both_sides_of_a_row_train_on_as_many_samples(row: speed.Row, tiny: bool
     assert last // 4 < profile.USUAL  # the peer's warm-up
 
 
+@pytest.mark.parametrize("profiles", [[], [{"busy": None}]])
+def test_a_profile_without_a_gpu_has_failed_there(
+    profiles: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no machine that cannot be profiled: the piece would count as done."""
+    monkeypatch.setattr(profile, "train", lambda *_: {"profiles": profiles, "notes": ["why"]})
+    row = next(each for each in profile.pieces() if each.name == "llama-8b-shape")
+    with pytest.raises(Failed, match="why"):
+        row.run(Machine("cuda", False, tmp_path, Results(tmp_path)))
+
+
 STEPS = """
 import json, subprocess, sys, time
 import torch
@@ -329,6 +360,7 @@ for _ in range(8):
     times.append(time.monotonic())
     optimizer.step()
 print(json.dumps(times), flush=True)
+sys.stdin.read()  # all have had their turn, and this one still lives
 helper.kill()
 helper.wait()
 """
@@ -338,9 +370,11 @@ def test_processes_warm_up_together_and_are_timed_one_at_a_time(tmp_path: Path) 
     machine = Machine("cpu", True, tmp_path, Results(tmp_path))
     env = environment(machine.turn(3, 6))
     argv = [sys.executable, "-c", STEPS]
-    ranks = [subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    times = sorted([json.loads(each.communicate()[0]) for each in ranks], key=lambda each: each[3])
-    assert all(each.returncode == 0 for each in ranks) and not (tmp_path / "turn.lock.late").exists()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen(argv, env=env, **pipes) for _ in range(3)]  # type: ignore[call-overload]
+    times = sorted([json.loads(each.stdout.readline()) for each in ranks], key=lambda each: each[3])
+    assert [each.communicate() and each.returncode for each in ranks] == [0] * 3
+    assert not (tmp_path / "turn.lock.late").exists()
     assert max(each[2] for each in times) < min(each[3] for each in times)  # all had warmed up
     for one, after in pairwise(times):
         assert one[5] < after[3]
@@ -364,6 +398,9 @@ def test_a_ratio_is_of_a_round_and_a_bar_that_is_not_met_is_a_figure() -> None:
     assert both["bars"]["mfu"]["met"] and both["peer_mfu"]["median"] == pytest.approx(0.175)
     alone = compared(row["llama-8b-shape"], (rate(4),))
     assert "ratio" not in alone and alone["bars"] == {"mfu": {"bar": 0.45, "found": None, "met": None}}
+    for share, met in ((0.009, True), (0.02, False)):
+        waiting = compared(row["gpt2-124m"], (rate(4, data_share=share), rate(4)))["bars"]["data_share"]
+        assert waiting == {"bar": 0.01, "found": share, "met": met}
     losses = (rate(1300, held_out_loss=0.2), rate(100, held_out_loss=0.3))
     pairs = compared(row["t5-small-text2sql"], losses)
     assert pairs["bars"]["ratio"]["met"] and pairs["bars"]["held_out_loss"]["met"]

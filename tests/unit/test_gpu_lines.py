@@ -28,7 +28,7 @@ RESULT: dict[str, Any] = {
     "throughput": {"samples_per_second": 1.0, "tokens_per_second": 1.0, "step_seconds_median": 1.0,
                    "data_share": 0.0},
     "flops": None, "precision": "bf16", "global_batch": 8, "evaluation_loss": 1.0, "planned": None,
-    "quality": None, "profiles": [{}], "status": "succeeded",
+    "quality": None, "profiles": [{"busy": 0.9}], "status": "succeeded",
     "hang": {"what": "rank 0 does nothing at stuck_here (loop.py:6)"},
 }  # fmt: skip
 CHECKED = {"hosts": [{"slots": 1, "verdict": "pass", "checks": []}], "group": None}

@@ -188,7 +188,8 @@ def test_a_piece_rests_on_the_code_that_it_runs() -> None:
     assert family in check and family not in ddp
     assert "src/muster/workloads/causal_lm/train.py" in ddp
     assert "src/muster/workloads/ppo/train.py" not in ddp
-    assert parts_of("levers/gpt2-124m") == {"benchmarks/gpu/levers.py"}
+    own = {"benchmarks/gpu/levers.py", "benchmarks/gpu/jobs.py"}
+    assert parts_of("levers/gpt2-124m") == own | {"src/muster/worker/arithmetic.py"}  # its cast of weights
     assert {"benchmarks/gpu/speed.py", "benchmarks/gpu/peers.py"} <= parts_of("speed/gpt2-124m")
     assert "benchmarks/gpu/kit.py" not in parts_of("speed/gpt2-124m")
 

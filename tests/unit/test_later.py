@@ -55,7 +55,7 @@ def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list
     """The events of a run. `launched`: of each window its step, and the passes that were launched by then."""
     data = [{"x": [n, 1.0, -n, 0.5 * n], "labels": n % 3} for n in range(40)]
     breaks, scale = given.pop("breaks", None), given.pop("scale", 1.0)
-    skips = given.pop("skips", False)
+    skips, profiled = given.pop("skips", False), given.pop("profiled", range(0))
     data = [{"x": [scale * each for each in row["x"]], "labels": float(row["labels"])} for row in data]  # type: ignore[attr-defined]
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), max_steps=STEPS, per_device_train_batch_size=2, use_cpu=True,
@@ -83,6 +83,7 @@ def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list
         WINDOW,
         "cpu",
         FlopsCounter(record, model, checkpointing=False, main=True),  # type: ignore[arg-type]
+        profiled,
         computing=Computing("cpu"),
         feed=feed,
     ).attach(trainer)
@@ -133,6 +134,14 @@ def test_the_same_events_in_the_same_order(tmp_path: Path, ahead: Any, given: di
     assert 2 not in later  # the first one waits for its operations to be counted
 
 
+def test_no_wait_for_a_window_is_in_a_profile(tmp_path: Path, ahead: Any) -> None:
+    """Those before and of the profiled steps are written at once."""
+    ahead(True)
+    launched: list[tuple[int, int]] = []
+    trained(tmp_path, launched, profiled=range(5, 8))
+    assert launched == [(2, 4), (4, 8), (7, 14), (8, 17), (9, 18)]
+
+
 @pytest.mark.parametrize("step", [4, 5])
 def test_a_run_that_breaks_off_loses_nothing(tmp_path: Path, ahead: Any, step: int) -> None:
     """In the first pass after a window, whose figures are still to be read, or in the step after it."""
@@ -181,11 +190,12 @@ def test_only_what_the_work_reads_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "Event", lambda: mark)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: pytest.fail("it waits for all"))
     later = DeferredWork("cuda")
-    later.add(lambda: calls.append("done"))
+    later.add(lambda: calls.append("a window"))
+    later.add(lambda: calls.append("a log"))  # which reads what was copied behind the first mark
     calls.append("launched")
     later.drain()
     later.drain()
-    assert calls == ["marked", "launched", "waited for the mark", "done"]
+    assert calls == ["marked", "marked", "launched", "waited for the mark", "a window", "a log"]
 
 
 class Scaler:
@@ -316,6 +326,23 @@ def test_numbers_may_be_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> N
     with FakeTensorMode():
         Scalars([torch.ones((), device="cuda"), torch.ones(()), 3])
     assert Scalars([torch.tensor(1.0), 3, torch.tensor(2.0)]).values() == [1.0, 3, 2.0]
+
+
+def test_numbers_are_copied_without_waiting() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    copies: list[bool] = []
+
+    class Copies(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func._overloadpacket is torch.ops.aten._to_copy:
+                copies.append(bool(kwargs.get("non_blocking")))
+            return func(*args, **(kwargs or {}))
+
+    with FakeTensorMode(), Copies():
+        Scalars([torch.ones((), device="cuda"), torch.ones(1, device="cuda")])
+    assert copies == [True]
 
 
 def test_numbers_are_those_of_the_moment() -> None:

@@ -244,6 +244,33 @@ def test_a_whole_model_in_bf16_is_traced_in_it(key: str) -> None:
     assert asked("gpt2-micro", "engine.name=ddp", "engine.zero=0", key, precision="bf16").arithmetic == "half"
 
 
+@pytest.mark.parametrize(
+    ("compile_", "fused", "engine", "ranks", "device", "compiled", "inside"),
+    [
+        ("true", "false", "ddp", 2, "cuda", True, True),
+        ("cuda-graphs", "false", "ddp", 2, "cuda", True, True),
+        ("true", "auto", "ddp", 2, "cuda", True, False), ("false", "false", "ddp", 2, "cuda", False, False),
+        ("true", "false", "fsdp", 2, "cuda", True, False), ("true", "false", "fsdp", 1, "cuda", True, True),
+        ("true", "false", "ddp", 2, "cpu", False, False),
+    ],
+)  # fmt: skip
+def test_a_graph_is_traced_as_it_is_compiled(
+    compile_: str, fused: str, engine: str, ranks: int, device: str, compiled: bool, inside: bool
+) -> None:
+    """With the loss inside where a rank has whole weights and the recipe leaves it there."""
+    words = [f"train.compile={compile_}", f"train.fused_loss={fused}", f"engine.name={engine}"]
+    found = asked("gpt2-micro", *words, "engine.zero=0", precision="bf16", device=device, ranks=ranks)
+    assert (found.compiled, found.inside) == (compiled, inside)
+
+
+def test_each_way_of_the_loss_has_a_trace_of_its_own() -> None:
+    seen: list[Any] = []
+    each = tracing.once(lambda recipe, *_: seen.append(recipe.train.fused_loss))  # type: ignore[func-returns-value]
+    for fused in (True, False, "auto", False):
+        each(recipe_from({"workload": "causal-lm", "train": {"fused_loss": fused}}), "bf16", "cuda", 1)
+    assert seen == [True, False, "auto"]
+
+
 def test_a_request_has_all_that_decides_a_trace() -> None:
     found = asked(
         "gpt2-micro", "data.sequence=128", "train.gradient_checkpointing=true", "train.label_smoothing=0.1",

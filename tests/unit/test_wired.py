@@ -74,6 +74,22 @@ def test_arithmetic_is_held_when_the_trainer_is_made(monkeypatch: pytest.MonkeyP
     assert done == ["built", "held"]
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_no_hook_is_on_a_compiled_model(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One would end its graph."""
+    from muster.worker.instruments import attach
+
+    monkeypatch.setattr(attach, "SettingsWatch", lambda *_: None)
+    context = context_of("cpu", train={"compile": compiled})
+    for name in ("emit", "main"):
+        setattr(context, name, SimpleNamespace(pulse=None))
+    methods = ("get_batch_samples", "get_train_dataloader", "training_step", "add_callback")
+    trainer = SimpleNamespace(model=None, **{name: lambda *_: None for name in methods})
+    built = SimpleNamespace(trainer=trainer, flops=False, count=None, after=False)
+    _, meter, _ = attach.attach_instruments(context, built)  # type: ignore[arg-type]
+    assert (meter.computing is None) is compiled
+
+
 @pytest.mark.parametrize(
     ("train", "spread", "inside"),
     [

@@ -43,9 +43,10 @@ class PairTrainer(Means, TrlTrainer):
     def seen(self, inputs: dict[str, Any], chosen: torch.Tensor, rejected: torch.Tensor) -> None:
         """Count a held-out batch with these rewards, (batch) each."""
         real = inputs["completion_mask"].chunk(2)[0].sum(1) > 0
-        margin = (chosen - rejected).detach().float()[real]
-        loss = functional.softplus(-margin).sum()
-        self._figures.append(torch.stack([loss, (margin > 0).sum(), margin.sum(), real.sum()]).double())
+        margin = (chosen - rejected).detach().float()
+        columns = [functional.softplus(-margin), margin > 0, margin, real]
+        # Not `margin[real]`, whose size the host would wait for.
+        self._figures.append(torch.stack([each.double().where(real, 0.0).sum() for each in columns]))
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any

@@ -16,8 +16,12 @@ from transformers.modeling_utils import AttentionInterface
 UNMASKED = "causal_unmasked"
 # Model types whose layers ask Transformers for causal masks, and for no other kind but a sliding window's.
 CAUSAL = frozenset(
-    {"gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma", "gpt_neox", "phi", "olmo2", "granite"}
-)
+    {
+        "cohere", "gemma", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "mistral", "mixtral",
+        "olmo", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3",
+        "stablelm", "starcoder2",
+    }
+)  # fmt: skip
 
 
 def unmask(model: Any, longest: int) -> bool:
@@ -47,6 +51,7 @@ def _sees_whole(config: Any, longest: int) -> bool:
     full, windowed = "full_attention", "sliding_attention"
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or [windowed if window else full])
-    if not getattr(config, "is_causal", True) or not kinds <= {full, windowed}:
+    causal = getattr(config, "is_causal", True) and not getattr(config, "use_bidirectional_attention", False)
+    if not causal or not kinds <= {full, windowed}:
         return False
     return kinds == {full} or (window is not None and longest < window)

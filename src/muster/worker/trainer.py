@@ -151,6 +151,17 @@ class RunsAhead(BeforeTrainer):  # type: ignore[misc]
             raise
         self.later.drain()
 
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """Clip as Transformers does. DeepSpeed has done it, and its norm stays on the device: accelerate 1.15
+        (utils/deepspeed.py) would read it in every step, behind the optimizer's work."""
+        return self.deepspeed.get_global_grad_norm() if self.deepspeed else super()._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Return the norm for the log; DeepSpeed's unread."""
+        if self.deepspeed:
+            return self._clip_grad_norm(model) if grad_norm is None else grad_norm
+        return super()._get_grad_norm(model, grad_norm)
+
     def _maybe_log_save_evaluate(
         self, tr_loss: Any, grad_norm: Any, *rest: Any, learning_rate: Any = None
     ) -> None:
