@@ -87,14 +87,17 @@ def engine_words(setting: Setting) -> str:
 
 
 def remedies(setting: Setting, room: MemoryLimit, model: str, choices: OpenChoices = ANY_CHANGE) -> list[str]:
-    """Return what would fit: the fewest overrides on these hosts, and where those offload, the fewest that do
-    not; then more ranks, then another size; where not even one sample fits so, shorter ones. Where these GPUs
-    hold nothing of it, larger ones as well."""
+    """Return what would fit: the fewest overrides on these hosts, a smaller batch beside checkpointing, and
+    where those offload, the fewest that do not; then more ranks, then another size; where not even one sample
+    fits so, shorter ones. Where these GPUs hold nothing of it, larger ones as well."""
     fitting = (each for each in changes(setting, choices) if choices.fits(each[1], room))
     here = next(fitting, None)
     nearest = [here] if here else []
     if here and "engine.offload" in here[0]:
         nearest += itertools.islice((each for each in fitting if "engine.offload" not in each[0]), 1)
+    elif here and here[0].keys() == {"train.gradient_checkpointing"}:  # a smaller batch is faster
+        smaller = (each for each in changes(setting, choices) if each[0].keys() == {"batch.micro"})
+        nearest += itertools.islice((each for each in smaller if choices.fits(each[1], room)), 1)
     ways = [_words(_enlarged(*each, setting, room, choices)) for each in nearest]
     if "ranks" not in choices.fixed:
         shards = "engine" not in choices.fixed and (here is None or "engine.offload" in here[0])
@@ -106,6 +109,11 @@ def remedies(setting: Setting, room: MemoryLimit, model: str, choices: OpenChoic
         fits = (words for words, each in neighbours if untraced.fits(each, room))
         ways += itertools.islice(fits, 1)
     return [*(ways or _shorter(setting, room, untraced)), *larger]
+
+
+def _step(setting: Setting) -> int:
+    """Return the samples of a rank's optimizer step."""
+    return setting.micro * setting.spread.micro_steps
 
 
 def _enlarged(
@@ -126,7 +134,7 @@ def changes(setting: Setting, choices: OpenChoices = ANY_CHANGE) -> Iterator[Cha
     first: the smallest micro-batch, checkpointing, what `_spreads` has; of as many, those that make smaller
     steps of fewer micro-batches last."""
     smallest = itertools.islice(_batches(setting, list(reversed(_below(setting, choices))), choices), 1)
-    batches = [(0, False, {}, setting), *((1, False, *each) for each in smallest)]
+    batches = [(0, False, {}, setting), *((1, _step(at) < _step(setting), way, at) for way, at in smallest)]
     smaller = choices.global_ is None and choices.samples is None and "accumulation" not in choices.fixed
     if setting.spread.micro_steps > 1 and smaller:  # a step may have fewer samples
         one = {"batch.accumulation": "1"}
