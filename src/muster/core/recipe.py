@@ -317,6 +317,8 @@ class Train(Section):
     def _warms_up(self) -> Train:
         if self.schedule == "constant" and self.warmup:
             raise ValueError("schedule constant has no warm-up: schedule=constant_with_warmup, or warmup=0")
+        if self.warmup >= 1 and self.warmup % 1:
+            raise ValueError(f"warmup={self.warmup:g} is neither whole steps nor a fraction below 1")
         return self
 
     @model_validator(mode="after")
