@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 
 from muster.readers._frame import Frame
 
@@ -37,13 +37,20 @@ _WHOSE = re.compile(
     re.IGNORECASE,
 )
 _WELL = re.compile(
-    r"worker group successfully finished|\bexit(?:ed)?(?: with)?(?: exit)? (?:code|status)[ :=]*0\b|"
-    r"\b[Tt]raining (?:is |has |run )?(?:been )?(?:complete|completed|finished|done)\b(?! with| but)|"
+    r"worker group successfully finished|\bLocal worker group finished \((?:WorkerState\.)?SUCCEEDED\)|"
+    r"(?<![A-Z] \()\bexit(?:ed)?(?: with)?(?: exit| return)? (?:code|status)[ :=]*0\b|"
+    r"\b[Tt]raining (?:of experiment )?(?:is |has |run )?(?:been )?(?:complete|completed|finished|done)\b(?! with| but)|"
     r"\b[Ff]inished [Tt]raining\b|\bApplication shutdown complete\b|"
     r"\b(?:[Jj]ob|[Rr]un|[Tt]raining)(?: '[^']*')? succeeded\b|"
     r"^\s*Reason: +Completed\b|\[State Transition\] \w+ -> FINISHED\b|^Result\(.*\berror=None\b|"
     r"^Trial status: \d+ TERMINATED\s*$|\bReporting training SUCCESS\b|^EXIT_CODE=0\s*$|"
-    r"^Successfully completed\.\s*$",
+    r"^Successfully completed\.\s*$|"
+    r"\bMarking task as SUCCESS\b|\bmsg=\"sub-process exited\" argo=true error=\"<nil>\"|"  # Airflow, Argo
+    r"\bjobset completed successfully\b|\bjob-controller +Job completed\b|"  # Kubernetes
+    r"^\s*\"?phase\"?: \"?Succeeded\b|"
+    r"\bJobState=COMPLETED\b|^State: COMPLETED \(exit code 0\)|"  # Slurm: scontrol and seff
+    r"\bFinal validation metrics: |^# Out of bounds values : 0 OK\b|"  # verl, nccl-tests
+    r"^(?:=+ )?(?:\d+ (?:deselected|skipped|xfailed), )*\d+ passed\b(?!.*\d (?:failed|error)).* in [\d.]+s\b",
 )
 # The whole of a line that a program ends with, or what it is said by; and what begins something else.
 _CLOSING = re.compile(
@@ -52,14 +59,22 @@ _CLOSING = re.compile(
     re.IGNORECASE,
 )
 _BEGUN = re.compile(
-    r"\b(?:start(?:s|ed|ing)?|begin\w*|load(?:s|ing)|resum\w+|evaluating|running|saving|uploading|waiting|"
-    r"fold|trial|phase|stage)\b|\d ?%",
+    r"\b(?:start(?:s|ed|ing)?|begin\w*|load(?:s|ing)|resum\w+|evaluating|running|saving|uploading|"
+    r"(?<!\bdone )waiting|fold|trial|phase|stage)\b|\d ?%(?! of )",
     re.IGNORECASE,
 )
 _SOFTLY = re.compile(
     r"^\W*(?:all )?(?:done|finished|success)\b|\b(?:model|weights) saved\b|\bsuccessfully\b",
     re.IGNORECASE,
 )
+# "Loading data... Done." is the end of that part alone; an exit code may be a check's, or of one of several.
+_PART_DONE = re.compile(r"\.{2,}\W*(?:done|finished|completed?|success)\W*$", re.IGNORECASE)
+_CHECK = re.compile(r"\b(?:\w*check|probe|prolog|hook|init(?:ialization)? container)\b.*\bcode\b", re.IGNORECASE)
+_TRACKER = re.compile(r"(?:\(\w+ pid=\d+(?:, ip=[^)]*)?\) )?wandb:")
+_ONE = re.compile(r"\b(rank|worker|process|replica|task|node)\W{0,3}(\d{1,9})\b", re.IGNORECASE)
+# A bar as tqdm and Rich draw it, and any counter: what is done, and what there is.
+_BAR = re.compile(r"(?:\d%\|[^|]*\||[\u2501\u2578\u257a])\s*([\d.]+\w?)/([\d.]+\w?) ")
+_OF = re.compile(r"(?<![\d./])(\d{1,12}) ?(?:/|of) ?(\d{1,12})\b(?!/)")
 # A step and how many there shall be.
 _PLACE = re.compile(
     r"(?<![A-Za-z])(?:global[ _-]?step|step|iter(?:ation)?)s?\b[\s:=#\[(|]*"
@@ -87,15 +102,10 @@ class Counters:
 
     def line(self, text: str) -> None:
         """Read a line."""
-        numbers, kind = [], ""
-        for match in _COUNTER.finditer(text):
-            numbers.append(_number(match[match.lastgroup or 0]))
-            kind = kind or re.sub(r"\d+", "", text[: match.start(match.lastgroup or 0)])[-40:]
-            if len(numbers) == _EACH:
-                break
-        if not numbers or text[:1].isspace() or _OTHER.search(text):
+        kind, now = _counted(text)
+        if not now:
             return
-        now, last = tuple(numbers), self.highest.get(kind)
+        last = self.highest.get(kind)
         if last is None and len(self.highest) >= _MOST:
             return
         self.highest[kind] = now
@@ -103,6 +113,19 @@ class Counters:
             self.frame.signs.restart()
         if now > last if last is not None else _LOSS.search(text):
             self.frame.signs.progress()
+
+
+def _counted(text: str) -> tuple[str, tuple[float, ...]]:
+    """Return the counters of a line, and its kind; none: it tells of no work."""
+    numbers, kind = [], ""
+    for match in _COUNTER.finditer(text):
+        numbers.append(_number(match[match.lastgroup or 0]))
+        kind = kind or re.sub(r"\d+", "", text[: match.start(match.lastgroup or 0)])[-40:]
+        if len(numbers) == _EACH:
+            break
+    if not numbers or text[:1].isspace() or _OTHER.search(text):
+        return kind, ()
+    return kind, tuple(numbers)
 
 
 def _number(digits: str) -> float:
@@ -117,13 +140,46 @@ def ended_well(lines: Iterable[str]) -> bool:
 def closes(ends: Iterable[str]) -> bool:
     """Return whether a log's end says that the program ended as it should, and nothing was begun after that.
     `ends`: its last lines, the last one first."""
-    written = (line for line in ends if line.strip() and not line.startswith("wandb:"))
-    for number, line in enumerate(islice(written, _LAST)):
-        if ended_well([line]) or (number == 0 and _CLOSING.search(line)):
-            return True
+    lines = [line for line in ends if line.strip() and not _TRACKER.match(line)]
+    for number, line in enumerate(lines[:_LAST]):
+        if ended_well([line]):
+            return not _CHECK.search(line) and all_ended(line, lines)
+        if number == 0 and _CLOSING.search(line):
+            return not _PART_DONE.search(line) or reached_last(lines) or lines[1].lstrip().startswith("100%|")
         if _BEGUN.search(line) or (_COUNTER.search(line) and not _OTHER.search(line)):
             return False
     return False
+
+
+def all_ended(last: str, lines: Iterable[str]) -> bool:
+    """Return whether what ended well is no single rank or worker, of several that lines name."""
+    one = _ONE.search(last)
+    if one is None:
+        return True
+    others = {match[2]: False for line in lines for match in _ONE.finditer(line) if match[1] == one[1]}
+    for line in lines:
+        match = _ONE.search(line)
+        if match and match[1] == one[1] and ended_well([line]):
+            others[match[2]] = True
+    return all(others.values())
+
+
+def left_open(after: Sequence[str], before: Iterable[str]) -> str:
+    """Return the line at which what was begun after a training's end breaks off: a bar that has not come to
+    its own total, or steps of any kind; empty: at none. `after`: the lines after that end, `before`: those
+    before it, the last one first."""
+    lines = [line for line in after if line.strip()]
+    bar = _BAR.search(lines[0]) if lines else None
+    if bar and bar[1] != bar[2]:
+        drawn = lines[0][: bar.end()].strip()  # that of the training itself is drawn once more
+        return "" if any(drawn in line for line in before) else lines[0]
+    last = next((line for line in lines[:_REST] if _counted(line)[1]), "")
+    whole = _OF.search(last)
+    if not last or ended_well(lines) or (whole and whole[1] == whole[2]):
+        return ""
+    steps = [now for kind, now in map(_counted, lines) if kind == _counted(last)[0]]
+    higher = sum(now > before_it for now, before_it in pairwise(steps[::-1]))
+    return last if higher >= _FEW else ""
 
 
 def trained(ends: Iterable[str]) -> bool:

@@ -125,6 +125,7 @@ class Steps:
         self.interrupted = False
         self.restarts = 0  # of the frame, at the last step
         self.ended = False
+        self.drawn = False  # a later step was, after the words of its end
 
     def line(self, text: str) -> None:
         """Read a line with one of the format's words."""
@@ -133,7 +134,7 @@ class Steps:
             self.interrupted = True
             self.ended = self.ended and GOES_ON not in text
         if any(word in text for word in self.form.ends):
-            self.ended = True
+            self.ended, self.drawn = True, False
             self.frame.finish()
         match = self.form.step.search(text)
         if match:
@@ -177,8 +178,9 @@ class Steps:
         if self.other:
             return
         self.recent, self.stamps = (*self.recent[-1:], step), (*self.stamps[-1:], at)
-        if self.opens and self.back and self.last and step > self.last.number:
-            self.ended = False  # of the process before
+        if self.ended and self.final and step > self.final.number:  # a bar may be drawn once more
+            self.ended = clock is not None and not (self.drawn or (self.opens and self.back))
+            self.drawn = True
         self.left, self.total = left, whole if self.form.counts_down else self.total
         if step == self.total > 0:
             self.ended = True

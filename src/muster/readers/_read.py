@@ -20,7 +20,7 @@ from muster.readers._lines import STEPS_ONLY
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._user import Expression, UserFormat
 from muster.readers.base import APART, NOWHERE, EndOfLog, JobLog, MeasuredWindows, Reading, Unit
-from muster.store.logfiles import BrokenFile
+from muster.store.logfiles import BrokenFile, Lines
 
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
 NO_FORMAT = "no known log format was recognised; --line REGEX can say how its lines are read"
@@ -79,7 +79,7 @@ def read_blocks(
             replace(
                 each,
                 shapes=frozenset(frame.signs.shapes),
-                why=late or (_earlier(feed) if each.over else _why(feed, raised, bool(each.format))),
+                why=late or (_after(feed) if each.over else _why(feed, raised, bool(each.format))),
             )
             if each.outcome.good
             else replace(each, why=_why(feed, raised, bool(each.format)))
@@ -122,14 +122,33 @@ def _late(feed: LineFeed) -> EndOfLog | None:
     return why if why and why.onward == "no" and why.quiet is not None and why.quiet <= NEAR else None
 
 
-def _earlier(feed: LineFeed) -> EndOfLog | None:
-    """Return what ended runs before one that ended well; None: nothing."""
+def _after(feed: LineFeed) -> EndOfLog | None:
+    """Return what else is to be said of a job whose training ended well: what ended runs before it, and where
+    what was begun after it breaks off; None: nothing."""
     before = tuple(replace(each, text=shortened(each.text)) for each in feed.frame.signs.before)
-    return (
-        EndOfLog(signs=(), alike=0, echoes=0, program=True, quiet=None, last=(), before=before)
-        if before
-        else None
+    begun = _left_open(feed) if feed.brief else ""
+    if not (before or begun):
+        return None
+    lines = (line for line in map(uncoloured, feed.backwards()) if line.strip())
+    last = tuple(shortened(line) for line in islice(lines, LAST))[::-1]
+    return EndOfLog(
+        signs=(), alike=0, echoes=0, program=True, quiet=None, last=last, before=before, begun=shortened(begun)
     )
+
+
+def _left_open(feed: LineFeed) -> str:
+    """Return the line at which what was begun after the training's end breaks off; empty: at none."""
+    signs, end = feed.frame.signs, feed.frame.signs.last_end
+    if end is None or signs.late:
+        return ""
+    numbers = (
+        block.number(place) if isinstance(block, Lines) else 0
+        for block in reversed(feed.ends)
+        for place in range(len(block) - 1, -1, -1)
+    )
+    after = sum(1 for _ in takewhile(lambda number: number > end, islice(numbers, RECENT)))
+    lines = [feed.frame.bare(line) for line in islice(feed.backwards(), after + RECENT)]
+    return signs.waits_after_the_end() or counters.left_open(lines[:after], lines[after:])
 
 
 def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfLog:
@@ -188,7 +207,9 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         before=tuple(replace(each, text=shortened(each.text)) for each in signs.before),
         finished=signs.finished or (outside and counters.reached_last(before)),
         loud=tuple(shortened(line) for line in islice(filter(is_loud, ends), TOLD))[::-1],
+        status=signs.status,
         closed=signs.succeeded
+        or frame.all_left
         or trained
         or counters.closes(takewhile(lambda line: not is_exception(line), reversed(text))),
         worked=signs.marked or frame.steps > 0,
@@ -461,7 +482,7 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool], raised: Sign | Non
         return job
     if last := decisive or raised:
         return _ended(job, frame, last)
-    if not ends and 0 < frame.spawned <= frame.left:  # all that DeepSpeed's launcher started
+    if not ends and frame.all_left:
         return replace(job, over=True)
     return stopped(job) if ends or not job.format else job
 
