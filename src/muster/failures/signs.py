@@ -56,6 +56,7 @@ _REASONS = tuple(
             "JobState=",
             "Time limit reached. Elapsed",
             "Aborting on container exit",
+            "Gracefully stopping... (press",
             "State: CANCELLED",
             "Terminating StepId",
             "Terminating job step",
@@ -137,7 +138,8 @@ _EXTERNAL = re.compile(
     r"Main process exited, code=(?:killed|dumped), status=(?:15/TERM|2/INT)|"
     r"KILLED BY SIGNAL: (?:15|2)\b|WITH THE EXIT STRING: .*\(signal (?:15|2)\)|: line \d+: +\d+ Terminated\b|"
     r"\b(?:[Rr]eceiv(?:ed|ing)|[Cc]aught) (?:signal:? )?SIG(?:TERM|INT)\b(?!:? handler)|\bSIGTERM received\b|"
-    r"JobState=CANCELLED\b|^State: CANCELLED\b|\bexiting with (?:exit )?code (?:143|130)\b|"
+    r"JobState=CANCELLED\b|^State: CANCELLED\b|^Gracefully stopping\.\.\. \(press Ctrl\+C again|"
+    r"\bexiting with (?:exit )?code (?:143|130)\b|"
     r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
     r"`Termination signal` is detected by the operating system|"
     r"\*\*\* SIG(?:TERM|INT) \(@\S+\) received by PID|"
@@ -190,6 +192,8 @@ _SPEAKS = re.compile(
     re.IGNORECASE,
 )
 _CALL = re.compile(r"[A-Z]\w*(?<!Error)(?<!Exception)\([^()]*$")  # of an object that is printed
+# pytest's last account of a test that failed, before what it raised.
+_TEST = re.compile(r"(?:FAILED|ERROR) \S+\.py(?:::\S+)? - ")
 # What comes after these is printed and has no consequence: the traceback that follows, or the exception.
 _ASIDE = re.compile(
     r"Exception ignored (?:in|while|on)\b|^--- Logging error ---|^Error in atexit\._run_exitfuncs"
@@ -241,7 +245,8 @@ _OWN_SIGNALS = frozenset(
 _FORCED = re.compile(
     r"Forcefully terminating all other processes|Got fatal signal from worker processes, shutting down|"
     r"srun: (?:Force Terminated |Job step aborted|(?:\S+: )*Terminating (?:StepId|job step)|forcing job )|"
-    r"slurmstepd: error: \*\*\* .* CANCELLED AT |\bAborting on container exit"
+    r"slurmstepd: error: \*\*\* .* CANCELLED AT |"
+    r"\bAborting on container exit|^Gracefully stopping\.\.\. \(press Ctrl\+C again"
 )
 _CONTAINER = re.compile(r"^\s*\S+ exited with code \d")  # of docker compose
 _TIMED = "Time limit reached. Elapsed time is "  # Lightning's Timer
@@ -874,6 +879,8 @@ class Signs:
         if self._leads(text) or self._follows(text):
             return False
         hosts: Sequence[str | None]
+        test = _TEST.match(text)
+        text = text[test.end() :] if test else text
         left, failed = _EXITS.search(text), False
         codes = {name: int(code) for name, code in left.groupdict().items() if code} if left else {}
         crashed_rank = next((codes.pop(name) for name in _RANKS if name in codes), None)
@@ -915,7 +922,7 @@ class Signs:
             match = None
         if match and match.phrase.weight in _MET and _is_advice(text, match):
             match = None
-        raised = _WHAT.match(text) or (self.traceback and _EXCEPTION.match(text))
+        raised = _WHAT.match(text) or ((self.traceback or test) and _EXCEPTION.match(text))
         if match and match.phrase.weight == "exception" and not raised:
             match = None  # the program says what it met, and goes on
         if match and match.phrase.weight == "symptom" and _CRASH.search(text):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 
 from muster.readers._frame import Frame
 
@@ -39,7 +39,8 @@ _WHOSE = re.compile(
 _WELL = re.compile(
     r"worker group successfully finished|\bLocal worker group finished \((?:WorkerState\.)?SUCCEEDED\)|"
     r"(?<![A-Z] \()\bexit(?:ed)?(?: with)?(?: exit| return)? (?:code|status)[ :=]*0\b|"
-    r"\b[Tt]raining (?:of experiment )?(?:is |has |run )?(?:been )?(?:complete|completed|finished|done)\b(?! with| but)|"
+    r"\b[Tt]raining (?:of experiment )?(?:is |has |run )?(?:been )?"
+    r"(?:complete|completed|finished|done)\b(?! with| but)|"
     r"\b[Ff]inished [Tt]raining\b|\bApplication shutdown complete\b|"
     r"\b(?:[Jj]ob|[Rr]un|[Tt]raining)(?: '[^']*')? succeeded\b|"
     r"^\s*Reason: +Completed\b|\[State Transition\] \w+ -> FINISHED\b|^Result\(.*\berror=None\b|"
@@ -50,7 +51,7 @@ _WELL = re.compile(
     r"^\s*\"?phase\"?: \"?Succeeded\b|"
     r"\bJobState=COMPLETED\b|^State: COMPLETED \(exit code 0\)|"  # Slurm: scontrol and seff
     r"\bFinal validation metrics: |^# Out of bounds values : 0 OK\b|"  # verl, nccl-tests
-    r"^(?:=+ )?(?:\d+ (?:deselected|skipped|xfailed), )*\d+ passed\b(?!.*\d (?:failed|error)).* in [\d.]+s\b",
+    r"^(?:=+ )?\d+ passed\b(?!.*\d (?:failed|error)).* in [\d.]+s\b",  # pytest
 )
 # The whole of a line that a program ends with, or what it is said by; and what begins something else.
 _CLOSING = re.compile(
@@ -67,10 +68,22 @@ _SOFTLY = re.compile(
     r"^\W*(?:all )?(?:done|finished|success)\b|\b(?:model|weights) saved\b|\bsuccessfully\b",
     re.IGNORECASE,
 )
-# "Loading data... Done." is the end of that part alone; an exit code may be a check's, or of one of several.
+# "Loading data... Done." is the end of that part alone, unless it is one that comes last; an exit code may be
+# that of a check, or of one of several ranks.
 _PART_DONE = re.compile(r"\.{2,}\W*(?:done|finished|completed?|success)\W*$", re.IGNORECASE)
-_CHECK = re.compile(r"\b(?:\w*check|probe|prolog|hook|init(?:ialization)? container)\b.*\bcode\b", re.IGNORECASE)
+_LAST_PART = re.compile(r"\b(?:sav|writ|export|upload|clean|clos)\w*(?!.*(?:checkpoint|ckpt))", re.IGNORECASE)
+_CHECK = re.compile(r"\b(?:\w*check|probe|prolog|hook|init container)\b.*\bcode\b", re.IGNORECASE)
+# What a shell prints before the next program (`set -x`), and scripts before the next of several runs.
+NEXT_RUN = re.compile(
+    r"\++ (?:\S+/)?(?:python\S*|torchrun|accelerate|deepspeed|srun|mpirun|ba?sh|\./\S+)(?: |$)|"
+    r"[#=*-]{2,}.*\b(?:task|job|run|attempt|seed|fold|stage|trial)\b\W*\d",
+    re.IGNORECASE,
+)
 _TRACKER = re.compile(r"(?:\(\w+ pid=\d+(?:, ip=[^)]*)?\) )?wandb:")
+# What syslog puts before a program's lines, and systemd's word on a unit that ended.
+_PROGRAM = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ ([\w./@-]+)\[(\d+)\]: ")
+_UNIT = re.compile(r"\bsystemd\[1\]: \S+\.service: Deactivated successfully\.")
+_CODE = re.compile(r"\b(?:code|status)\b", re.IGNORECASE)
 _ONE = re.compile(r"\b(rank|worker|process|replica|task|node)\W{0,3}(\d{1,9})\b", re.IGNORECASE)
 # A bar as tqdm and Rich draw it, and any counter: what is done, and what there is.
 _BAR = re.compile(r"(?:\d%\|[^|]*\||[\u2501\u2578\u257a])\s*([\d.]+\w?)/([\d.]+\w?) ")
@@ -143,12 +156,30 @@ def closes(ends: Iterable[str]) -> bool:
     lines = [line for line in ends if line.strip() and not _TRACKER.match(line)]
     for number, line in enumerate(lines[:_LAST]):
         if ended_well([line]):
-            return not _CHECK.search(line) and all_ended(line, lines)
+            return not _CHECK.search(line) and (not _CODE.search(line) or all_ended(line, lines))
         if number == 0 and _CLOSING.search(line):
-            return not _PART_DONE.search(line) or reached_last(lines) or lines[1].lstrip().startswith("100%|")
-        if _BEGUN.search(line) or (_COUNTER.search(line) and not _OTHER.search(line)):
+            place = next(filter(None, map(_PLACE.search, lines)), None)
+            part = bool(_LAST_PART.search(line)) if place is None else place[1] == place[2]
+            return part or not _PART_DONE.search(line)
+        if _UNIT.search(line):  # it is of what printed right before it, as far as a journal tells
+            by = _PROGRAM.match(next(iter(lines[number + 1 :]), ""))
+            return by is not None and by[1] not in ("systemd", "CRON", "sshd")
+        begun = _BEGUN.search(line) or NEXT_RUN.match(line)
+        if begun or (_COUNTER.search(line) and not _OTHER.search(line)):
             return False
     return False
+
+
+def killed_another(text: str, ends: Sequence[str]) -> bool:
+    """Return whether the kernel killed another program than the one whose steps a journal has, which goes on
+    after that. `text`: what the kernel says; `ends`: the last lines, the last one first."""
+    killed = re.search(r"Killed process (\d+) \((.+?)\)", text)
+    lines = [(match, line) for line in ends if (match := _PROGRAM.match(line))]
+    at_work = {match[2]: match[1][:15] for match, line in lines if _counted(line[match.end() :])[1]}
+    if killed is None or killed[1] in at_work or killed[2] in at_work.values():
+        return False
+    after = map(_PROGRAM.match, takewhile(lambda line: text not in line, ends))
+    return any(match[2] in at_work for match in after if match)
 
 
 def all_ended(last: str, lines: Iterable[str]) -> bool:
@@ -166,20 +197,30 @@ def all_ended(last: str, lines: Iterable[str]) -> bool:
 
 def left_open(after: Sequence[str], before: Iterable[str]) -> str:
     """Return the line at which what was begun after a training's end breaks off: a bar that has not come to
-    its own total, or steps of any kind; empty: at none. `after`: the lines after that end, `before`: those
-    before it, the last one first."""
-    lines = [line for line in after if line.strip()]
-    bar = _BAR.search(lines[0]) if lines else None
-    if bar and bar[1] != bar[2]:
-        drawn = lines[0][: bar.end()].strip()  # that of the training itself is drawn once more
-        return "" if any(drawn in line for line in before) else lines[0]
-    last = next((line for line in lines[:_REST] if _counted(line)[1]), "")
-    whole = _OF.search(last)
-    if not last or ended_well(lines) or (whole and whole[1] == whole[2]):
+    its own total, steps of any kind, or that it begins; empty: at none. `after`: the lines after that end,
+    `before`: those before it, the last one first."""
+    lines = [line for line in after if line.strip() and not _TRACKER.match(line)]
+    if not lines:
         return ""
-    steps = [now for kind, now in map(_counted, lines) if kind == _counted(last)[0]]
-    higher = sum(now > before_it for now, before_it in pairwise(steps[::-1]))
-    return last if higher >= _FEW else ""
+    if bar := _BAR.search(lines[0]):
+        done, *kind = _bar(lines[0], bar)
+        earlier = (_bar(line, match) for line in before if (match := _BAR.search(line)))
+        own = next((each for each, *other in earlier if other == kind), done + 2)
+        return "" if bar[1] == bar[2] or 0 <= done - own <= 1 else lines[0]  # the training's own, drawn again
+    if NEXT_RUN.match(lines[0]) or (_BEGUN.search(lines[0]) and lines[0].rstrip().endswith("...")):
+        return lines[0]
+    place = next((number for number, line in enumerate(lines[:_REST]) if _counted(line)[1]), None)
+    whole = None if place is None else _OF.search(lines[place])
+    if place is None or ended_well(lines[:place]) or (whole and whole[1] == whole[2]):
+        return ""
+    steps = [now for kind, now in map(_counted, lines) if kind == _counted(lines[place])[0]]
+    higher = sum(later > step for later, step in pairwise(steps))
+    return lines[place] if higher >= _FEW else ""
+
+
+def _bar(line: str, bar: re.Match[str]) -> tuple[float, str, str]:
+    """Return what is done of a bar, its total and what it is of."""
+    return float(re.sub(r"\D", "", bar[1])), bar[2], re.sub(r"\d+", "", line[: bar.start()]).strip()
 
 
 def trained(ends: Iterable[str]) -> bool:

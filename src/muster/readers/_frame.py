@@ -281,6 +281,8 @@ class Frame:
     def _world(self, hosts: dict[str, int]) -> None:
         """Take the hosts of DeepSpeed's launcher; without a hostfile its one host is localhost."""
         if hosts:
+            if self.exits:  # those of an earlier launch
+                self.exits, self.spawned = Counter(), 0
             self.launched, self.nodes, self.most = True, len(hosts), sum(hosts.values())
             if not set(hosts) & set(_LOCAL):
                 self.slots = dict(hosts)

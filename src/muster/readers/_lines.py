@@ -178,9 +178,10 @@ class Steps:
         if self.other:
             return
         self.recent, self.stamps = (*self.recent[-1:], step), (*self.stamps[-1:], at)
-        if self.ended and self.final and step > self.final.number:  # a bar may be drawn once more
-            self.ended = clock is not None and not (self.drawn or (self.opens and self.back))
-            self.drawn = True
+        before = self.final.number if self.final else step
+        if self.ended and (step > before or 2 * step < before):  # a bar may be drawn once more
+            once = clock is not None and not (self.drawn or (self.opens and self.back))
+            self.ended, self.drawn = once and step > before, True
         self.left, self.total = left, whole if self.form.counts_down else self.total
         if step == self.total > 0:
             self.ended = True

@@ -13,6 +13,7 @@ from itertools import islice, takewhile
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
 from muster.failures.signs import NEAR, Sign, is_exception, is_loud, outside_asides, shape_of, shortened
+from muster.failures.table import id_of
 from muster.readers import _counters as counters
 from muster.readers._feed import LineFeed
 from muster.readers._frame import Frame, own_stamp, uncoloured
@@ -130,10 +131,8 @@ def _after(feed: LineFeed) -> EndOfLog | None:
     if not (before or begun):
         return None
     lines = (line for line in map(uncoloured, feed.backwards()) if line.strip())
-    last = tuple(shortened(line) for line in islice(lines, LAST))[::-1]
-    return EndOfLog(
-        signs=(), alike=0, echoes=0, program=True, quiet=None, last=last, before=before, begun=shortened(begun)
-    )
+    last, begun = tuple(shortened(line) for line in islice(lines, LAST))[::-1], shortened(begun)
+    return EndOfLog((), alike=0, echoes=0, program=True, quiet=None, last=last, before=before, begun=begun)
 
 
 def _left_open(feed: LineFeed) -> str:
@@ -180,14 +179,18 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         passed = passed or (quiet or 0) > NEAR or counters.seems_done(after)
     caught = first is not None and bool(first.code) and not first.uncaught and not signs.broke
     passed = passed or (caught and counters.goes_on(after))
+    another = first is not None and id_of(signs.last) == first.failure and not stands
+    another = another and first is not None and counters.killed_another(first.text, ends)
+    well = another and counters.closes(ends)
+    passed = passed or another
     if formatted and not over:  # then steps tell whether it went on, or that it is long ago
         passed = caught and (quiet is None or quiet > NEAR)
     if first is not None and signs.in_a_sentence(first):
         passed = True
     # torchrun's own word on the end counts though a process of an earlier attempt broke.
     restarted = any("worker group successfully finished" in line for line in after)
-    well = first is not None and not formatted and counters.ended_well(after)
-    well = well and (restarted or not signs.broke) and not (stands and first and first.weight != "limit")
+    good = first is not None and not formatted and counters.ended_well(after)
+    good = good and (restarted or not signs.broke) and not (stands and first and first.weight != "limit")
     before = [frame.bare(line) for line in ends[quiet + 1 :]] if quiet is not None else []
     outside = may and first is not None and first.weight == "external"
     trained = outside and counters.trained(before)
@@ -202,7 +205,7 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         quiet=quiet,
         last=tuple(shortened(line) for line in islice(lines, LAST))[::-1],
         met=tuple(replace(each, text=shortened(each.text)) for each in met[-TOLD:]),
-        onward="yes" if well or trained else "perhaps" if passed or over else "no",
+        onward="yes" if good or well or trained else "perhaps" if passed or over else "no",
         collectives=signs.collectives,
         before=tuple(replace(each, text=shortened(each.text)) for each in signs.before),
         finished=signs.finished or (outside and counters.reached_last(before)),

@@ -57,7 +57,7 @@ class Reader:
             self.done = True
             self.frame.finish()
         elif "num_updates" in text and (figures := _figures(text)):
-            self.format = FORMAT if '"num_updates"' in text else "fairseq"
+            self.format, self.done = FORMAT if '"num_updates"' in text else "fairseq", False
             self._mark(text, figures)
         elif "oaded checkpoint" in text:
             match = _LOADED.search(text)

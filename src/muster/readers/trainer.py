@@ -178,7 +178,7 @@ class Reader:
         elif "train_runtime" in text or "train_samples_per" in text or "train_steps_per" in text:
             self._account(text)
         elif "'loss': " in text:
-            self.logged, self.frame.signs.finished, self.ended = True, False, False  # or another one has begun
+            self.logged, self.ended, self.frame.signs.finished = True, False, False  # or another has begun
             if len(self.epochs) < 2 and (match := _EPOCH.search(text)):
                 self.epochs.append(number(match[1]) or 0.0)
             if match := _LOSS.search(text):

@@ -369,6 +369,8 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         )
     begins = (LATE, NOT_FINITE)
     notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith(begins)]
+    short = [log for log in jobs if log.over and (log.steps or 0) < (log.total or 0)]
+    notes += [f"{log.job}: it ended itself after {log.steps:,} of {log.total:,} steps" for log in short]
     good = sum(_ended_well(log) for log in jobs)
     open_ended = [log for log in jobs if not _ended_well(log) and (log.steps or not good)]
     says = f"nothing failed here: {counted(good, 'job')} ended well"
