@@ -130,6 +130,10 @@ _FAILED = re.compile(
     r"slurmstepd: error: \*\*\* .* FAILED \(non-zero exit code or other failure mode\)|"
     r"\bJobState=FAILED\b|^State: FAILED \(exit code "
 )
+# The program's own word on a signal that asks it to end, after which it may end as it does otherwise.
+_ASKED = re.compile(
+    r"\b(?:[Rr]eceiv(?:ed|ing)|[Cc]aught) (?:signal:? )?SIG(?:TERM|INT)\b(?!:? handler)|\bSIGTERM received\b"
+)
 # Signals that a scheduler sends, or others do.
 _EXTERNAL = re.compile(
     r"Main process received SIG(?:TERM|INT), exiting|got signal: (?:15|2)\b|killed by signal: Terminated|"
@@ -137,7 +141,7 @@ _EXTERNAL = re.compile(
     r"CANCELLED AT \S+ \*\*\*|timeout: sending signal|Detected KeyboardInterrupt, attempting|"
     r"Main process exited, code=(?:killed|dumped), status=(?:15/TERM|2/INT)|"
     r"KILLED BY SIGNAL: (?:15|2)\b|WITH THE EXIT STRING: .*\(signal (?:15|2)\)|: line \d+: +\d+ Terminated\b|"
-    r"\b(?:[Rr]eceiv(?:ed|ing)|[Cc]aught) (?:signal:? )?SIG(?:TERM|INT)\b(?!:? handler)|\bSIGTERM received\b|"
+    rf"{_ASKED.pattern}|"
     r"JobState=CANCELLED\b|^State: CANCELLED\b|^Gracefully stopping\.\.\. \(press Ctrl\+C again|"
     r"\bexiting with (?:exit )?code (?:143|130)\b|"
     r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
@@ -562,6 +566,13 @@ class Signs:
     def passed(self, sign: Sign) -> bool:
         """Return whether a mark of progress came after a sign: one, since two leave none."""
         return not self.stands(sign) and any(each is sign for each in self.earlier.values())
+
+    def asked(self, sign: Sign | None) -> bool:
+        """Return whether a program says that it was asked to end, and tells no step after that: what it says
+        of its end is no end of the training, unless it had said that before."""
+        if sign is None or sign.weight != "external" or not _ASKED.search(sign.text):
+            return False
+        return self.last_end is None or (sign.number or 0) < self.last_end
 
     def stands(self, sign: Sign) -> bool:
         """Return whether a sign is a scheduler's word on the end, whatever the program does after it."""

@@ -161,6 +161,7 @@ class LineFeed:
             signs.spot = LinePlace(block, place, before)
             self.counters.line(self.frame.bare(block[place]))
         if after:
+            signs.spot = LinePlace(block, end, before)
             self.frame.finish()
 
     def backwards(self) -> Iterator[str]:

@@ -190,7 +190,8 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
     # torchrun's own word on the end counts though a process of an earlier attempt broke.
     restarted = any("worker group successfully finished" in line for line in after)
     good = first is not None and not formatted and counters.ended_well(after)
-    good = good and (restarted or not signs.broke) and not (stands and first and first.weight != "limit")
+    good = good and (restarted or not (signs.broke or signs.asked(first)))
+    good = good and not (stands and first and first.weight != "limit")
     before = [frame.bare(line) for line in ends[quiet + 1 :]] if quiet is not None else []
     outside = may and first is not None and first.weight == "external"
     trained = outside and counters.trained(before)
@@ -208,7 +209,7 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         onward="yes" if good or well or trained else "perhaps" if passed or over else "no",
         collectives=signs.collectives,
         before=tuple(replace(each, text=shortened(each.text)) for each in signs.before),
-        finished=signs.finished or (outside and counters.reached_last(before)),
+        finished=(signs.finished and not signs.asked(first)) or (outside and counters.reached_last(before)),
         loud=tuple(shortened(line) for line in islice(filter(is_loud, ends), TOLD))[::-1],
         status=signs.status,
         closed=signs.succeeded
@@ -471,7 +472,7 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool], raised: Sign | Non
     """Return the job with how it went. A log that simply stops did not succeed, where its format marks the
     end of a job."""
     decisive = frame.signs.decisive()
-    if frame.signs.broke and decisive is not None:
+    if decisive is not None and (frame.signs.broke or (frame.signs.asked(decisive) and any(ends))):
         return _ended(job, frame, decisive)
     if any(ends) or frame.signs.late:
         if late := frame.signs.late:
