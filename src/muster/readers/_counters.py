@@ -61,7 +61,8 @@ _CLOSING = re.compile(
 )
 _BEGUN = re.compile(
     r"\b(?:start(?:s|ed|ing)?|begin\w*|load(?:s|ing)|resum\w+|evaluating|running|saving|uploading|"
-    r"(?<!\bdone )waiting|fold|trial|phase|stage)\b|\d ?%(?! of )",
+    r"(?<!\bdone )waiting|fold|trial|phase|stage|initiali[sz]\w+|building|rendezvous\w*)\b|"
+    r"\d ?%(?! of )|\w \.{4,} \S",
     re.IGNORECASE,
 )
 _SOFTLY = re.compile(

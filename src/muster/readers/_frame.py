@@ -297,6 +297,7 @@ class Frame:
             return
         if match[1] != "spawned":
             self.exits[host] += 1
+            self.signs.last_end = self.signs.spot.number if self.signs.spot else None
             if self.steps:  # no rank leaves well while another one trains
                 self.finish()
             return

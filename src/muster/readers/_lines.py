@@ -142,7 +142,7 @@ class Steps:
         for place, setting in enumerate(self.form.settings):
             if (match := setting.search(text)) and len(self.settings) < _MOST_SETTINGS:
                 self._flush()  # a process of the training begins
-                self.interrupted, self.ended = True, False
+                self.interrupted, self.ended, self.frame.signs.finished = True, False, False
                 self.settings.setdefault(" ".join(match[0].split()))
                 self.size = self.size or (match[0] if place == 0 else "")
         for fact in self.form.facts:

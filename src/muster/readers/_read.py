@@ -213,7 +213,7 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         loud=tuple(shortened(line) for line in islice(filter(is_loud, ends), TOLD))[::-1],
         status=signs.status,
         closed=signs.succeeded
-        or frame.all_left
+        or (frame.all_left and not _left_open(feed))
         or trained
         or counters.closes(takewhile(lambda line: not is_exception(line), reversed(text))),
         worked=signs.marked or frame.steps > 0,

@@ -63,7 +63,7 @@ class Reader:
             match = _LOADED.search(text)
             self.loaded, self.anew = int(match[1]) if match else None, True
         elif match := _SETTING.search(text):
-            self.anew = self.last is not None
+            self.anew, self.done = self.last is not None, False
             if len(self.settings) < 16:
                 self.settings.setdefault(match[1])
         else:
