@@ -103,6 +103,7 @@ def test_what_is_begun_after_the_end_and_breaks_off(lines: list[str], rest: list
         ([*BARS, RUNTIME], ["model.safetensors: 100%|##########| 498M/498M [00:06<00:00, 9MB/s]"]),
         ([*BARS, RUNTIME], ["wandb: Waiting for uploads..."]),
         (TITAN, [f"eval batch {n}/8: accuracy 0.4" for n in range(1, 9)]),
+        (TITAN, ["=== run 3 finished ==="]),
         (TITAN, [*titan(48, 50), "+ exit 0"]),  # another rank's, which prints late
         (FIT, [lightning(10)[-1]]),
     ],

@@ -77,7 +77,8 @@ _CHECK = re.compile(r"\b(?:\w*check|probe|prolog|hook|init container)\b.*\bcode\
 # What a shell prints before the next program (`set -x`), and scripts before the next of several runs.
 NEXT_RUN = re.compile(
     r"\++ (?:\S+/)?(?:python\S*|torchrun|accelerate|deepspeed|srun|mpirun|ba?sh|\./\S+)(?: |$)|"
-    r"[#=*-]{2,}.*\b(?:task|job|run|attempt|seed|fold|stage|trial)\b\W*\d",
+    r"[#=*-]{2,}.*\b(?:task|job|run|attempt|seed|fold|stage|trial)\b\W*\d"
+    r"(?!.*\b(?:done|finished|completed?|ended|results?|summary|score)\b)",
     re.IGNORECASE,
 )
 _TRACKER = re.compile(r"(?:\(\w+ pid=\d+(?:, ip=[^)]*)?\) )?wandb:")
@@ -154,10 +155,12 @@ def ended_well(lines: Iterable[str]) -> bool:
 def closes(ends: Iterable[str]) -> bool:
     """Return whether a log's end says that the program ended as it should, and nothing was begun after that.
     `ends`: its last lines, the last one first."""
-    lines = [line for line in ends if line.strip() and not _TRACKER.match(line)]
-    for number, line in enumerate(lines[:_LAST]):
+    written = (line for line in ends if line.strip() and not _TRACKER.match(line))
+    lines = list(islice(written, _LAST))
+    for number, line in enumerate(lines):
         if ended_well([line]):
-            return not _CHECK.search(line) and (not _CODE.search(line) or all_ended(line, lines))
+            whole = not _CODE.search(line) or all_ended(line, [*lines, *written])
+            return whole and not _CHECK.search(line)
         if number == 0 and _CLOSING.search(line):
             place = next(filter(None, map(_PLACE.search, lines)), None)
             part = bool(_LAST_PART.search(line)) if place is None else place[1] == place[2]
@@ -175,9 +178,11 @@ def killed_another(text: str, ends: Sequence[str]) -> bool:
     """Return whether the kernel killed another program than the one whose steps a journal has, which goes on
     after that. `text`: what the kernel says; `ends`: the last lines, the last one first."""
     killed = re.search(r"Killed process (\d+) \((.+?)\)", text)
+    if killed is None:
+        return False
     lines = [(match, line) for line in ends if (match := _PROGRAM.match(line))]
     at_work = {match[2]: match[1][:15] for match, line in lines if _counted(line[match.end() :])[1]}
-    if killed is None or killed[1] in at_work or killed[2] in at_work.values():
+    if killed[1] in at_work or killed[2] in at_work.values():
         return False
     after = map(_PROGRAM.match, takewhile(lambda line: text not in line, ends))
     return any(match[2] in at_work for match in after if match)

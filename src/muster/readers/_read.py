@@ -179,8 +179,8 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         passed = passed or (quiet or 0) > NEAR or counters.seems_done(after)
     caught = first is not None and bool(first.code) and not first.uncaught and not signs.broke
     passed = passed or (caught and counters.goes_on(after))
-    another = first is not None and id_of(signs.last) == first.failure and not stands
-    another = another and first is not None and counters.killed_another(first.text, ends)
+    another = first is not None and not stands and counters.killed_another(first.text, ends)
+    another = another and first is not None and id_of(signs.last) == first.failure
     well = another and counters.closes(ends)
     passed = passed or another
     if formatted and not over:  # then steps tell whether it went on, or that it is long ago
