@@ -53,6 +53,11 @@ _REASONS = tuple(
             "ob failed",
             "crashed with exit",
             "Job step aborted",
+            "JobState=",
+            "Time limit reached. Elapsed",
+            "Aborting on container exit",
+            "Gracefully stopping... (press",
+            "State: CANCELLED",
             "Terminating StepId",
             "Terminating job step",
             "forcing job termination",
@@ -122,7 +127,12 @@ _FAILED = re.compile(
     r"Job \S+ is failed because \d+ \w+ replica\(s\) failed|"
     r"MPI_ERRORS_ARE_FATAL|^MPI_ABORT was invoked on rank \d|\bapplication called MPI_Abort\(|"
     r"\b(?:ERROR|CRITICAL|FATAL)\b.*\b(?:[Tt]raining|[Jj]ob) failed\b|"
-    r"slurmstepd: error: \*\*\* .* FAILED \(non-zero exit code or other failure mode\)"
+    r"slurmstepd: error: \*\*\* .* FAILED \(non-zero exit code or other failure mode\)|"
+    r"\bJobState=FAILED\b|^State: FAILED \(exit code "
+)
+# The program's own word on a signal that asks it to end, after which it may end as it does otherwise.
+_ASKED = re.compile(
+    r"\b(?:[Rr]eceiv(?:ed|ing)|[Cc]aught) (?:signal:? )?SIG(?:TERM|INT)\b(?!:? handler)|\bSIGTERM received\b"
 )
 # Signals that a scheduler sends, or others do.
 _EXTERNAL = re.compile(
@@ -131,7 +141,9 @@ _EXTERNAL = re.compile(
     r"CANCELLED AT \S+ \*\*\*|timeout: sending signal|Detected KeyboardInterrupt, attempting|"
     r"Main process exited, code=(?:killed|dumped), status=(?:15/TERM|2/INT)|"
     r"KILLED BY SIGNAL: (?:15|2)\b|WITH THE EXIT STRING: .*\(signal (?:15|2)\)|: line \d+: +\d+ Terminated\b|"
-    r"\b[Rr]eceived (?:signal )?SIGTERM\b(?!:? handler)|\bexiting with (?:exit )?code (?:143|130)\b|"
+    rf"{_ASKED.pattern}|"
+    r"JobState=CANCELLED\b|^State: CANCELLED\b|^Gracefully stopping\.\.\. \(press Ctrl\+C again|"
+    r"\bexiting with (?:exit )?code (?:143|130)\b|"
     r"Received (?:Signals\.)?(?:SIGTERM|SIGINT|15|2) death signal|"
     r"`Termination signal` is detected by the operating system|"
     r"\*\*\* SIG(?:TERM|INT) \(@\S+\) received by PID|"
@@ -184,6 +196,8 @@ _SPEAKS = re.compile(
     re.IGNORECASE,
 )
 _CALL = re.compile(r"[A-Z]\w*(?<!Error)(?<!Exception)\([^()]*$")  # of an object that is printed
+# pytest's last account of a test that failed, before what it raised.
+_TEST = re.compile(r"(?:FAILED|ERROR) \S+\.py(?:::\S+)? - ")
 # What comes after these is printed and has no consequence: the traceback that follows, or the exception.
 _ASIDE = re.compile(
     r"Exception ignored (?:in|while|on)\b|^--- Logging error ---|^Error in atexit\._run_exitfuncs"
@@ -231,12 +245,15 @@ _ABOVE = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b")
 _OWN_SIGNALS = frozenset(
     code for signal in (4, 5, 6, 7, 8, 11) for code in (-signal, 128 + signal, 256 - signal)
 )
-# A launcher ends what is left by itself: Lightning, vLLM, Slurm.
+# A launcher ends what is left by itself: Lightning, vLLM, Slurm, docker compose.
 _FORCED = re.compile(
     r"Forcefully terminating all other processes|Got fatal signal from worker processes, shutting down|"
     r"srun: (?:Force Terminated |Job step aborted|(?:\S+: )*Terminating (?:StepId|job step)|forcing job )|"
-    r"slurmstepd: error: \*\*\* .* CANCELLED AT "
+    r"slurmstepd: error: \*\*\* .* CANCELLED AT |"
+    r"\bAborting on container exit|^Gracefully stopping\.\.\. \(press Ctrl\+C again"
 )
+_CONTAINER = re.compile(r"^\s*\S+ exited with code \d")  # of docker compose
+_TIMED = "Time limit reached. Elapsed time is "  # Lightning's Timer
 # torchrun's and Hydra's account of a process: its host, then its exit code.
 _ELASTIC = re.compile(r"(?:\s+host +: |= +(?:RANK \d+ )?PID \d+ RUNNING AT (?:\S+@)?)(\S+)")
 _OWN_WORDS = "  traceback : Traceback"
@@ -293,6 +310,7 @@ _FULL, _SERVED = "cuda_oom", "generation_memory"  # of a GPU; where vLLM found i
 _PREEMPTED = "preempted"  # of which a program is told some steps before
 _EVICTED = "pod_evicted"  # of which a message tells why
 _ASSERTED = "index_out_of_range"
+_WAITED = "nccl_watchdog_timeout"
 _MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
@@ -405,6 +423,7 @@ class Signs:
     elastic: str | None = None  # the host of the process that torchrun gives account of
     elastic_rank: int | None = None
     node: str | None = None  # of the pod that kubectl describes
+    status: str = ""  # of that pod
     succeeded: bool = False  # that pod: what is said of its containers' earlier states ended nothing
     snippet: tuple[int, int] | None = None  # the rank whose exception Ray shows, and after which line
     exited: bool = False  # a process ended by an exit code of its own
@@ -424,6 +443,7 @@ class Signs:
     collectives: Collectives = field(default_factory=Collectives)
     finished: bool = False  # the training has ended; what comes is the end of the program
     end: int | None = None  # the number of the first line that says so
+    last_end: int | None = None  # and of the first one after the last step
     late: str = ""  # the first line that says that a process crashed after that
     shapes: set[str] = field(default_factory=set)  # of all lines that may be a reason, also of earlier ones
 
@@ -504,8 +524,9 @@ class Signs:
 
     def finish(self) -> None:
         """Record that the training has ended as it should."""
-        if self.end is None and self.spot:
-            self.end = self.spot.number
+        if self.spot and not self.finished:
+            self.last_end = self.spot.number
+            self.end = self.last_end if self.end is None else self.end
         self.finished = True
 
     def decisive(self) -> Sign | None:
@@ -546,9 +567,22 @@ class Signs:
         """Return whether a mark of progress came after a sign: one, since two leave none."""
         return not self.stands(sign) and any(each is sign for each in self.earlier.values())
 
+    def asked(self, sign: Sign | None) -> bool:
+        """Return whether a program says that it was asked to end, and tells no step after that: what it says
+        of its end is no end of the training, unless it had said that before."""
+        if sign is None or sign.weight != "external" or not _ASKED.search(sign.text):
+            return False
+        return self.last_end is None or (sign.number or 0) < self.last_end
+
     def stands(self, sign: Sign) -> bool:
         """Return whether a sign is a scheduler's word on the end, whatever the program does after it."""
         return any(each is sign for each in self.kept.values())
+
+    def waits_after_the_end(self) -> str:
+        """Return the line that tells of a rank which waited in vain for others when the training had ended;
+        empty: there is none. That of others' connections follows from their own end."""
+        late = [each for each in self.now.values() if each.failure == _WAITED]
+        return next((each.text for each in late if self.last_end and (each.number or 0) > self.last_end), "")
 
     def after_the_end(self) -> Sign | None:
         """Return the first exception of a traceback that was raised when a training had ended; None: there is
@@ -805,9 +839,9 @@ class Signs:
         elif match := _ELASTIC.match(text):
             self.elastic = match[1]
         elif match := _NODE.match(text):
-            self.node, self.succeeded = match[1], False
+            self.node, self.succeeded, self.status = match[1], False, ""
         elif match := _STATUS.match(text):
-            self.succeeded = match[1] == "Succeeded"
+            self.status, self.succeeded = match[1], match[1] == "Succeeded"
         elif self.succeeded and _OF_POD.match(text):
             pass
         elif (match := _SNIPPET.search(text)) and self.spot is not None:
@@ -856,12 +890,16 @@ class Signs:
         if self._leads(text) or self._follows(text):
             return False
         hosts: Sequence[str | None]
+        test = _TEST.match(text)
+        text = text[test.end() :] if test else text
         left, failed = _EXITS.search(text), False
         codes = {name: int(code) for name, code in left.groupdict().items() if code} if left else {}
         crashed_rank = next((codes.pop(name) for name in _RANKS if name in codes), None)
         name, code = next(iter(codes.items()), ("", 0))
         code = -code if name in _SIGNALS else code
         self.forced = self.forced or bool(_FORCED.search(text))
+        if self.forced and _CONTAINER.match(text):
+            return False
         shell = None if self.forced else _SHELL.search(text)
         match = None if self.forced and _SHELL.search(text) else find(text)
         if match and _SRUN_KILLED.search(text) and (self.forced or self.now):
@@ -879,7 +917,7 @@ class Signs:
         hosts = self._hosts(text, host, left is not None)
         weights = {weight for weight, *_ in (*self.now, *self.earlier)}
         rank = self.elastic_rank if _ACCOUNT.match(text) else crashed_rank
-        if match and match.phrase.weight == "limit":
+        if (match and match.phrase.weight == "limit") or _TIMED in text:
             # What had failed by itself is ended then as well: that is no timeout.
             if not {"cause", "exception", "crash"} & weights:
                 self._add("limit", None, text, (None,))
@@ -895,7 +933,7 @@ class Signs:
             match = None
         if match and match.phrase.weight in _MET and _is_advice(text, match):
             match = None
-        raised = _WHAT.match(text) or (self.traceback and _EXCEPTION.match(text))
+        raised = _WHAT.match(text) or ((self.traceback or test) and _EXCEPTION.match(text))
         if match and match.phrase.weight == "exception" and not raised:
             match = None  # the program says what it met, and goes on
         if match and match.phrase.weight == "symptom" and _CRASH.search(text):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, pairwise, takewhile
 
 from muster.readers._frame import Frame
 
@@ -37,13 +37,21 @@ _WHOSE = re.compile(
     re.IGNORECASE,
 )
 _WELL = re.compile(
-    r"worker group successfully finished|\bexit(?:ed)?(?: with)?(?: exit)? (?:code|status)[ :=]*0\b|"
-    r"\b[Tt]raining (?:is |has |run )?(?:been )?(?:complete|completed|finished|done)\b(?! with| but)|"
+    r"worker group successfully finished|\bLocal worker group finished \((?:WorkerState\.)?SUCCEEDED\)|"
+    r"(?<![A-Z] \()\bexit(?:ed)?(?: with)?(?: exit| return)? (?:code|status)[ :=]*0\b|"
+    r"\b[Tt]raining (?:of experiment )?(?:is |has |run )?(?:been )?"
+    r"(?:complete|completed|finished|done)\b(?! with| but)|"
     r"\b[Ff]inished [Tt]raining\b|\bApplication shutdown complete\b|"
     r"\b(?:[Jj]ob|[Rr]un|[Tt]raining)(?: '[^']*')? succeeded\b|"
     r"^\s*Reason: +Completed\b|\[State Transition\] \w+ -> FINISHED\b|^Result\(.*\berror=None\b|"
     r"^Trial status: \d+ TERMINATED\s*$|\bReporting training SUCCESS\b|^EXIT_CODE=0\s*$|"
-    r"^Successfully completed\.\s*$",
+    r"^Successfully completed\.\s*$|"
+    r"\bMarking task as SUCCESS\b|\bmsg=\"sub-process exited\" argo=true error=\"<nil>\"|"  # Airflow, Argo
+    r"\bjobset completed successfully\b|\bjob-controller +Job completed\b|"  # Kubernetes
+    r"^\s*\"?phase\"?: \"?Succeeded\b|"
+    r"\bJobState=COMPLETED\b|^State: COMPLETED \(exit code 0\)|"  # Slurm: scontrol and seff
+    r"\bFinal validation metrics: |^# Out of bounds values : 0 OK\b|"  # verl, nccl-tests
+    r"^(?:=+ )?\d+ passed\b(?!.*\d (?:failed|error)).* in [\d.]+s\b",  # pytest
 )
 # The whole of a line that a program ends with, or what it is said by; and what begins something else.
 _CLOSING = re.compile(
@@ -52,14 +60,36 @@ _CLOSING = re.compile(
     re.IGNORECASE,
 )
 _BEGUN = re.compile(
-    r"\b(?:start(?:s|ed|ing)?|begin\w*|load(?:s|ing)|resum\w+|evaluating|running|saving|uploading|waiting|"
-    r"fold|trial|phase|stage)\b|\d ?%",
+    r"\b(?:start(?:s|ed|ing)?|begin\w*|load(?:s|ing)|resum\w+|evaluating|running|saving|uploading|"
+    r"(?<!\bdone )waiting|fold|trial|phase|stage|initiali[sz]\w+|building|rendezvous\w*)\b|"
+    r"\d ?%(?! of )|\w \.{4,} \S",
     re.IGNORECASE,
 )
 _SOFTLY = re.compile(
     r"^\W*(?:all )?(?:done|finished|success)\b|\b(?:model|weights) saved\b|\bsuccessfully\b",
     re.IGNORECASE,
 )
+# "Loading data... Done." is the end of that part alone, unless it is one that comes last; an exit code may be
+# that of a check, or of one of several ranks.
+_PART_DONE = re.compile(r"\.{2,}\W*(?:done|finished|completed?|success)\W*$", re.IGNORECASE)
+_LAST_PART = re.compile(r"\b(?:sav|writ|export|upload|clean|clos)\w*(?!.*(?:checkpoint|ckpt))", re.IGNORECASE)
+_CHECK = re.compile(r"\b(?:\w*check|probe|prolog|hook|init container)\b.*\bcode\b", re.IGNORECASE)
+# What a shell prints before the next program (`set -x`), and scripts before the next of several runs.
+NEXT_RUN = re.compile(
+    r"\++ (?:\S+/)?(?:python\S*|torchrun|accelerate|deepspeed|srun|mpirun|ba?sh|\./\S+)(?: |$)|"
+    r"[#=*-]{2,}.*\b(?:task|job|run|attempt|seed|fold|stage|trial)\b\W*\d"
+    r"(?!.*\b(?:done|finished|completed?|ended|results?|summary|score)\b)",
+    re.IGNORECASE,
+)
+_TRACKER = re.compile(r"(?:\(\w+ pid=\d+(?:, ip=[^)]*)?\) )?wandb:")
+# What syslog puts before a program's lines, and systemd's word on a unit that ended.
+_PROGRAM = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ ([\w./@-]+)\[(\d+)\]: ")
+_UNIT = re.compile(r"\bsystemd\[1\]: \S+\.service: Deactivated successfully\.")
+_CODE = re.compile(r"\b(?:code|status)\b", re.IGNORECASE)
+_ONE = re.compile(r"\b(rank|worker|process|replica|task|node)\W{0,3}(\d{1,9})\b", re.IGNORECASE)
+# A bar as tqdm and Rich draw it, and any counter: what is done, and what there is.
+_BAR = re.compile(r"(?:\d%\|[^|]*\||[\u2501\u2578\u257a])\s*([\d.]+\w?)/([\d.]+\w?) ")
+_OF = re.compile(r"(?<![\d./])(\d{1,12}) ?(?:/|of) ?(\d{1,12})\b(?!/)")
 # A step and how many there shall be.
 _PLACE = re.compile(
     r"(?<![A-Za-z])(?:global[ _-]?step|step|iter(?:ation)?)s?\b[\s:=#\[(|]*"
@@ -87,15 +117,10 @@ class Counters:
 
     def line(self, text: str) -> None:
         """Read a line."""
-        numbers, kind = [], ""
-        for match in _COUNTER.finditer(text):
-            numbers.append(_number(match[match.lastgroup or 0]))
-            kind = kind or re.sub(r"\d+", "", text[: match.start(match.lastgroup or 0)])[-40:]
-            if len(numbers) == _EACH:
-                break
-        if not numbers or text[:1].isspace() or _OTHER.search(text):
+        kind, now = _counted(text)
+        if not now:
             return
-        now, last = tuple(numbers), self.highest.get(kind)
+        last = self.highest.get(kind)
         if last is None and len(self.highest) >= _MOST:
             return
         self.highest[kind] = now
@@ -103,6 +128,19 @@ class Counters:
             self.frame.signs.restart()
         if now > last if last is not None else _LOSS.search(text):
             self.frame.signs.progress()
+
+
+def _counted(text: str) -> tuple[str, tuple[float, ...]]:
+    """Return the counters of a line, and its kind; none: it tells of no work."""
+    numbers, kind = [], ""
+    for match in _COUNTER.finditer(text):
+        numbers.append(_number(match[match.lastgroup or 0]))
+        kind = kind or re.sub(r"\d+", "", text[: match.start(match.lastgroup or 0)])[-40:]
+        if len(numbers) == _EACH:
+            break
+    if not numbers or text[:1].isspace() or _OTHER.search(text):
+        return kind, ()
+    return kind, tuple(numbers)
 
 
 def _number(digits: str) -> float:
@@ -117,13 +155,78 @@ def ended_well(lines: Iterable[str]) -> bool:
 def closes(ends: Iterable[str]) -> bool:
     """Return whether a log's end says that the program ended as it should, and nothing was begun after that.
     `ends`: its last lines, the last one first."""
-    written = (line for line in ends if line.strip() and not line.startswith("wandb:"))
-    for number, line in enumerate(islice(written, _LAST)):
-        if ended_well([line]) or (number == 0 and _CLOSING.search(line)):
-            return True
-        if _BEGUN.search(line) or (_COUNTER.search(line) and not _OTHER.search(line)):
+    written = (line for line in ends if line.strip() and not _TRACKER.match(line))
+    lines = list(islice(written, _LAST))
+    for number, line in enumerate(lines):
+        if ended_well([line]):
+            whole = not _CODE.search(line) or all_ended(line, [*lines, *written])
+            return whole and not _CHECK.search(line)
+        if number == 0 and _CLOSING.search(line):
+            place = next(filter(None, map(_PLACE.search, lines)), None)
+            part = bool(_LAST_PART.search(line)) if place is None else place[1] == place[2]
+            return part or not _PART_DONE.search(line)
+        if _UNIT.search(line):  # it is of what printed right before it, as far as a journal tells
+            by = _PROGRAM.match(next(iter(lines[number + 1 :]), ""))
+            return by is not None and by[1] not in ("systemd", "CRON", "sshd")
+        begun = _BEGUN.search(line) or NEXT_RUN.match(line)
+        if begun or (_COUNTER.search(line) and not _OTHER.search(line)):
             return False
     return False
+
+
+def killed_another(text: str, ends: Sequence[str]) -> bool:
+    """Return whether the kernel killed another program than the one whose steps a journal has, which goes on
+    after that. `text`: what the kernel says; `ends`: the last lines, the last one first."""
+    killed = re.search(r"Killed process (\d+) \((.+?)\)", text)
+    if killed is None:
+        return False
+    lines = [(match, line) for line in ends if (match := _PROGRAM.match(line))]
+    at_work = {match[2]: match[1][:15] for match, line in lines if _counted(line[match.end() :])[1]}
+    if killed[1] in at_work or killed[2] in at_work.values():
+        return False
+    after = map(_PROGRAM.match, takewhile(lambda line: text not in line, ends))
+    return any(match[2] in at_work for match in after if match)
+
+
+def all_ended(last: str, lines: Iterable[str]) -> bool:
+    """Return whether what ended well is no single rank or worker, of several that lines name."""
+    one = _ONE.search(last)
+    if one is None:
+        return True
+    others = {match[2]: False for line in lines for match in _ONE.finditer(line) if match[1] == one[1]}
+    for line in lines:
+        match = _ONE.search(line)
+        if match and match[1] == one[1] and ended_well([line]):
+            others[match[2]] = True
+    return all(others.values())
+
+
+def left_open(after: Sequence[str], before: Iterable[str]) -> str:
+    """Return the line at which what was begun after a training's end breaks off: a bar that has not come to
+    its own total, steps of any kind, or that it begins; empty: at none. `after`: the lines after that end,
+    `before`: those before it, the last one first."""
+    lines = [line for line in after if line.strip() and not _TRACKER.match(line)]
+    if not lines:
+        return ""
+    if bar := _BAR.search(lines[0]):
+        done, *kind = _bar(lines[0], bar)
+        earlier = (_bar(line, match) for line in before if (match := _BAR.search(line)))
+        own = next((each for each, *other in earlier if other == kind), done + 2)
+        return "" if bar[1] == bar[2] or 0 <= done - own <= 1 else lines[0]  # the training's own, drawn again
+    if NEXT_RUN.match(lines[0]) or (_BEGUN.search(lines[0]) and lines[0].rstrip().endswith("...")):
+        return lines[0]
+    place = next((number for number, line in enumerate(lines[:_REST]) if _counted(line)[1]), None)
+    whole = None if place is None else _OF.search(lines[place])
+    if place is None or ended_well(lines[:place]) or (whole and whole[1] == whole[2]):
+        return ""
+    steps = [now for kind, now in map(_counted, lines) if kind == _counted(lines[place])[0]]
+    higher = sum(later > step for later, step in pairwise(steps))
+    return lines[place] if higher >= _FEW else ""
+
+
+def _bar(line: str, bar: re.Match[str]) -> tuple[float, str, str]:
+    """Return what is done of a bar, its total and what it is of."""
+    return float(re.sub(r"\D", "", bar[1])), bar[2], re.sub(r"\d+", "", line[: bar.start()]).strip()
 
 
 def trained(ends: Iterable[str]) -> bool:

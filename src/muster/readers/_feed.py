@@ -18,7 +18,7 @@ from muster.core.registry import broken, fits, guarded, load_plugin, package_of,
 from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import SENDER, Sign, is_exception
 from muster.failures.table import find
-from muster.readers._counters import Counters
+from muster.readers._counters import NEXT_RUN, Counters
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers.base import LineReader, Reading
@@ -161,6 +161,7 @@ class LineFeed:
             signs.spot = LinePlace(block, place, before)
             self.counters.line(self.frame.bare(block[place]))
         if after:
+            signs.spot = LinePlace(block, end, before)
             self.frame.finish()
 
     def backwards(self) -> Iterator[str]:
@@ -331,9 +332,10 @@ class LinePlace(NamedTuple):
 
     @property
     def uncaught(self) -> bool:
-        """Whether the traceback that ends here begins where a program does: nothing caught the exception."""
-        frames = self._frames()
-        return bool(frames) and (frames[-1][3] or "").strip() == "<module>"
+        """Whether nothing caught the exception of the traceback that ends here: that begins where a program
+        does, or a shell goes on right below it."""
+        frames, below = self._frames(), next(filter(str.strip, self.below), "")
+        return bool(frames) and ((frames[-1][3] or "").strip() == "<module>" or bool(NEXT_RUN.match(below)))
 
     @property
     def own(self) -> bool:

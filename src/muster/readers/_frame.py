@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 import warnings
+from collections import Counter
 from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 
@@ -61,6 +62,7 @@ _ANEW = re.compile(
     r"\b[Rr]esum(?:ing|ed) (?:training |run )?(?:from|at)\b|"
     r"\b(?:[Rr]estor|[Ll]oad)(?:ing|ed) (?:\w+ ){0,3}checkpoint\b"
 )
+_WORKERS = re.compile(r"\[multinode_runner\.py:.*\] Running on the following workers: ([\w.,-]+)")
 _PROCESS = re.compile(r"\[launch\.py:[^\]]*\] [Pp]rocess \d+ (spawned|exits successfully)")
 _RUNNER = re.compile(r"\[runner\.py:[^\]]*\] cmd = (.*)")
 _LAUNCHER = " -m deepspeed.launcher.launch "  # what stands behind it: its own options, then the training
@@ -75,7 +77,7 @@ HINTS = (
     "slots", "WORLD INFO", "world_info", "NODELIST", " NCCL ", "train_batch_size", "world_size",
     "world size", "[launch.py:", "] cmd = ", "nnodes=", "SLURM_NNODES", "NUM_NODES", "SLURM_JOB_ID",
     "SLURM_JOBID", "NODENAME=", "HOSTNAME=", "initialized host", "\tolmo", "worker group", "esuming ",
-    "esumed ", " checkpoint",
+    "esumed ", " checkpoint", "following workers",
 )  # fmt: skip
 # To whom a line may say something, as bits; readers' begin at bit 2.
 FOR_FACTS, FOR_SIGNS, FOR_READERS = 1, 2, 2
@@ -100,7 +102,7 @@ class Frame:
         self.recipe = ""
         self.runner = ""  # the recipe by the runner's line; the launcher's can have other quotes
         self.spawned = 0  # processes that the launcher names with their command
-        self.left = 0  # processes that exited successfully
+        self.exits: Counter[str | None] = Counter()  # processes that exited successfully, by their host
         self.steps = 0  # of the last mark of progress
         self.loads = 0  # lines that say that a process begins where an earlier one was
         self.arrived: float | None = None  # when the lines of a job that runs came; None: they lie in a file
@@ -125,7 +127,7 @@ class Frame:
         if self.prefixes:
             text = self._without_prefix(text)
         if telling & FOR_FACTS and any(hint in text for hint in HINTS):
-            self._facts(text)
+            self._facts(text, host)
             self.signs.forget()
         if telling & FOR_SIGNS:
             sender = SENDER.match(before)
@@ -221,17 +223,33 @@ class Frame:
         return sum(count or 0 for count in slots) if slots and None not in slots else self.most or None
 
     @property
+    def left(self) -> int:
+        """The processes that exited successfully."""
+        return self.exits.total()
+
+    @property
+    def all_left(self) -> bool:
+        """Whether all that DeepSpeed's launcher started exited successfully; where nothing says how many they
+        are, as many on each of several hosts."""
+        if whole := self.spawned or self.most:
+            return self.left >= whole
+        alike = len(set(self.exits.values())) == 1 and None not in self.exits
+        return alike and len(self.exits) > 1 and set(self.exits) >= {*self.slots, *self.prefixed}
+
+    @property
     def begun(self) -> bool:
         """Whether this is the log of a job at all, however it ended."""
         return bool(self.launched or self.spawned or self.recipe or self.steps)
 
-    def _facts(self, text: str) -> None:
+    def _facts(self, text: str, host: str | None) -> None:
         match = _HOSTFILE.fullmatch(text) if "slots" in text else None
         if match:
             slots = self.later if self.launched else self.slots
             if len(slots) < MOST_HOSTS and match[1] not in _LOCAL:
                 slots[match[1]] = int(match[2])
             return
+        if (match := _WORKERS.search(text)) and not self.slots:
+            self.slots = dict.fromkeys(match[1].split(","))
         if "WORLD INFO DICT" in text or (not self.launched and "world_info" in text):
             self._world(_world_of(text))
         if "NODELIST" in text and not self.slots and (match := _NODELIST.search(text)):
@@ -255,7 +273,7 @@ class Frame:
             # Megatron says it of all ranks, and DeepSpeed then of one that has its own part of the model.
             self.world_size = max(int(number(match[1]) or 0), self.world_size or 0) or None
         if "[launch.py:" in text:
-            self._process(text)
+            self._process(text, host)
         elif "] cmd = " in text and not self.recipe and (match := _RUNNER.search(text)):
             self.workload, self.recipe = described(training_of(match[1]))
             self.runner = self.recipe
@@ -263,6 +281,8 @@ class Frame:
     def _world(self, hosts: dict[str, int]) -> None:
         """Take the hosts of DeepSpeed's launcher; without a hostfile its one host is localhost."""
         if hosts:
+            if self.exits:  # those of an earlier launch
+                self.exits, self.spawned = Counter(), 0
             self.launched, self.nodes, self.most = True, len(hosts), sum(hosts.values())
             if not set(hosts) & set(_LOCAL):
                 self.slots = dict(hosts)
@@ -271,12 +291,13 @@ class Frame:
         if host not in _LOCAL and len(self.spoken) < MOST_HOSTS:
             self.spoken.setdefault(host)
 
-    def _process(self, text: str) -> None:
+    def _process(self, text: str, host: str | None) -> None:
         match = _PROCESS.search(text)
         if match is None:
             return
         if match[1] != "spawned":
-            self.left += 1
+            self.exits[host] += 1
+            self.signs.last_end = self.signs.spot.number if self.signs.spot else None
             if self.steps:  # no rank leaves well while another one trains
                 self.finish()
             return

@@ -125,6 +125,7 @@ class Steps:
         self.interrupted = False
         self.restarts = 0  # of the frame, at the last step
         self.ended = False
+        self.drawn = False  # a later step was, after the words of its end
 
     def line(self, text: str) -> None:
         """Read a line with one of the format's words."""
@@ -133,7 +134,7 @@ class Steps:
             self.interrupted = True
             self.ended = self.ended and GOES_ON not in text
         if any(word in text for word in self.form.ends):
-            self.ended = True
+            self.ended, self.drawn = True, False
             self.frame.finish()
         match = self.form.step.search(text)
         if match:
@@ -141,7 +142,7 @@ class Steps:
         for place, setting in enumerate(self.form.settings):
             if (match := setting.search(text)) and len(self.settings) < _MOST_SETTINGS:
                 self._flush()  # a process of the training begins
-                self.interrupted, self.ended = True, False
+                self.interrupted, self.ended, self.frame.signs.finished = True, False, False
                 self.settings.setdefault(" ".join(match[0].split()))
                 self.size = self.size or (match[0] if place == 0 else "")
         for fact in self.form.facts:
@@ -177,8 +178,10 @@ class Steps:
         if self.other:
             return
         self.recent, self.stamps = (*self.recent[-1:], step), (*self.stamps[-1:], at)
-        if self.opens and self.back and self.last and step > self.last.number:
-            self.ended = False  # of the process before
+        before = self.final.number if self.final else step
+        if self.ended and (step > before or 2 * step < before):  # a bar may be drawn once more
+            once = clock is not None and not (self.drawn or (self.opens and self.back))
+            self.ended, self.drawn = once and step > before, True
         self.left, self.total = left, whole if self.form.counts_down else self.total
         if step == self.total > 0:
             self.ended = True

@@ -13,6 +13,7 @@ from itertools import islice, takewhile
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
 from muster.failures.signs import NEAR, Sign, is_exception, is_loud, outside_asides, shape_of, shortened
+from muster.failures.table import id_of
 from muster.readers import _counters as counters
 from muster.readers._feed import LineFeed
 from muster.readers._frame import Frame, own_stamp, uncoloured
@@ -20,7 +21,7 @@ from muster.readers._lines import STEPS_ONLY
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._user import Expression, UserFormat
 from muster.readers.base import APART, NOWHERE, EndOfLog, JobLog, MeasuredWindows, Reading, Unit
-from muster.store.logfiles import BrokenFile
+from muster.store.logfiles import BrokenFile, Lines
 
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
 NO_FORMAT = "no known log format was recognised; --line REGEX can say how its lines are read"
@@ -79,7 +80,7 @@ def read_blocks(
             replace(
                 each,
                 shapes=frozenset(frame.signs.shapes),
-                why=late or (_earlier(feed) if each.over else _why(feed, raised, bool(each.format))),
+                why=late or (_after(feed) if each.over else _why(feed, raised, bool(each.format))),
             )
             if each.outcome.good
             else replace(each, why=_why(feed, raised, bool(each.format)))
@@ -122,14 +123,31 @@ def _late(feed: LineFeed) -> EndOfLog | None:
     return why if why and why.onward == "no" and why.quiet is not None and why.quiet <= NEAR else None
 
 
-def _earlier(feed: LineFeed) -> EndOfLog | None:
-    """Return what ended runs before one that ended well; None: nothing."""
+def _after(feed: LineFeed) -> EndOfLog | None:
+    """Return what else is to be said of a job whose training ended well: what ended runs before it, and where
+    what was begun after it breaks off; None: nothing."""
     before = tuple(replace(each, text=shortened(each.text)) for each in feed.frame.signs.before)
-    return (
-        EndOfLog(signs=(), alike=0, echoes=0, program=True, quiet=None, last=(), before=before)
-        if before
-        else None
+    begun = _left_open(feed) if feed.brief else ""
+    if not (before or begun):
+        return None
+    lines = (line for line in map(uncoloured, feed.backwards()) if line.strip())
+    last, begun = tuple(shortened(line) for line in islice(lines, LAST))[::-1], shortened(begun)
+    return EndOfLog((), alike=0, echoes=0, program=True, quiet=None, last=last, before=before, begun=begun)
+
+
+def _left_open(feed: LineFeed) -> str:
+    """Return the line at which what was begun after the training's end breaks off; empty: at none."""
+    signs, end = feed.frame.signs, feed.frame.signs.last_end
+    if end is None or signs.late:
+        return ""
+    numbers = (
+        block.number(place) if isinstance(block, Lines) else 0
+        for block in reversed(feed.ends)
+        for place in range(len(block) - 1, -1, -1)
     )
+    after = sum(1 for _ in takewhile(lambda number: number > end, islice(numbers, RECENT)))
+    lines = [feed.frame.bare(line) for line in islice(feed.backwards(), after + RECENT)]
+    return signs.waits_after_the_end() or counters.left_open(lines[:after], lines[after:])
 
 
 def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfLog:
@@ -161,14 +179,19 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         passed = passed or (quiet or 0) > NEAR or counters.seems_done(after)
     caught = first is not None and bool(first.code) and not first.uncaught and not signs.broke
     passed = passed or (caught and counters.goes_on(after))
+    another = first is not None and not stands and counters.killed_another(first.text, ends)
+    another = another and first is not None and id_of(signs.last) == first.failure
+    well = another and counters.closes(ends)
+    passed = passed or another
     if formatted and not over:  # then steps tell whether it went on, or that it is long ago
         passed = caught and (quiet is None or quiet > NEAR)
     if first is not None and signs.in_a_sentence(first):
         passed = True
     # torchrun's own word on the end counts though a process of an earlier attempt broke.
     restarted = any("worker group successfully finished" in line for line in after)
-    well = first is not None and not formatted and counters.ended_well(after)
-    well = well and (restarted or not signs.broke) and not (stands and first and first.weight != "limit")
+    good = first is not None and not formatted and counters.ended_well(after)
+    good = good and (restarted or not (signs.broke or signs.asked(first)))
+    good = good and not (stands and first and first.weight != "limit")
     before = [frame.bare(line) for line in ends[quiet + 1 :]] if quiet is not None else []
     outside = may and first is not None and first.weight == "external"
     trained = outside and counters.trained(before)
@@ -183,12 +206,14 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         quiet=quiet,
         last=tuple(shortened(line) for line in islice(lines, LAST))[::-1],
         met=tuple(replace(each, text=shortened(each.text)) for each in met[-TOLD:]),
-        onward="yes" if well or trained else "perhaps" if passed or over else "no",
+        onward="yes" if good or well or trained else "perhaps" if passed or over else "no",
         collectives=signs.collectives,
         before=tuple(replace(each, text=shortened(each.text)) for each in signs.before),
-        finished=signs.finished or (outside and counters.reached_last(before)),
+        finished=(signs.finished and not signs.asked(first)) or (outside and counters.reached_last(before)),
         loud=tuple(shortened(line) for line in islice(filter(is_loud, ends), TOLD))[::-1],
+        status=signs.status,
         closed=signs.succeeded
+        or (frame.all_left and not _left_open(feed))
         or trained
         or counters.closes(takewhile(lambda line: not is_exception(line), reversed(text))),
         worked=signs.marked or frame.steps > 0,
@@ -447,7 +472,7 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool], raised: Sign | Non
     """Return the job with how it went. A log that simply stops did not succeed, where its format marks the
     end of a job."""
     decisive = frame.signs.decisive()
-    if frame.signs.broke and decisive is not None:
+    if decisive is not None and (frame.signs.broke or (frame.signs.asked(decisive) and any(ends))):
         return _ended(job, frame, decisive)
     if any(ends) or frame.signs.late:
         if late := frame.signs.late:
@@ -461,7 +486,7 @@ def _outcome(job: JobLog, frame: Frame, ends: Sequence[bool], raised: Sign | Non
         return job
     if last := decisive or raised:
         return _ended(job, frame, last)
-    if not ends and 0 < frame.spawned <= frame.left:  # all that DeepSpeed's launcher started
+    if not ends and frame.all_left:
         return replace(job, over=True)
     return stopped(job) if ends or not job.format else job
 

@@ -234,7 +234,8 @@ class EndOfLog:
     tells: it may have, or it has; `collectives`: where its ranks waited; `before`:
     what ended runs before the last one in the same log; `finished`: its last training had ended by itself;
     `closed`: its last lines say that the program ended as it should; `worked`: it tells steps; `loud`: the
-    last ones that speak of an error in any words."""
+    last ones that speak of an error in any words; `begun`: the line at which what was begun after the end of
+    its training breaks off, empty: none; `status`: of the pod, by kubectl."""
 
     signs: tuple[Sign, ...]
     alike: int
@@ -250,6 +251,8 @@ class EndOfLog:
     closed: bool = False
     worked: bool = False
     loud: tuple[str, ...] = ()
+    begun: str = ""
+    status: str = ""
 
 
 @rows.dataclass(frozen=True, kw_only=True)

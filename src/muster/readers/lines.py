@@ -57,7 +57,8 @@ FORMATS = (
         ),
         whole=True,
         stops=("validation loss at", "saving checkpoint at iteration", "loading checkpoint from"),
-        ends=("[after training is done]", "[exiting program "),
+        # By --exit-interval and --exit-duration-in-mins; "after receiving SIGTERM." is no end of its own.
+        ends=("[after training is done]", "[exiting program at iteration ", " minutes] datetime: "),
         tells_end=True,
         counts_down=True,
     ),

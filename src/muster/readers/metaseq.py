@@ -57,13 +57,13 @@ class Reader:
             self.done = True
             self.frame.finish()
         elif "num_updates" in text and (figures := _figures(text)):
-            self.format = FORMAT if '"num_updates"' in text else "fairseq"
+            self.format, self.done = FORMAT if '"num_updates"' in text else "fairseq", False
             self._mark(text, figures)
         elif "oaded checkpoint" in text:
             match = _LOADED.search(text)
             self.loaded, self.anew = int(match[1]) if match else None, True
         elif match := _SETTING.search(text):
-            self.anew = self.last is not None
+            self.anew, self.done = self.last is not None, False
             if len(self.settings) < 16:
                 self.settings.setdefault(match[1])
         else:

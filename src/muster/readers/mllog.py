@@ -56,7 +56,7 @@ class Reader:
         key, value, about = event.get("key"), event.get("value"), event.get("metadata")
         about = about if isinstance(about, dict) else {}
         if key == "run_start":
-            self.begun = self.begun or time / 1000
+            self.begun, self.ended = self.begun or time / 1000, False
         self.last = time / 1000
         if key == "run_stop":
             self.ended = about.get("status") != "aborted"

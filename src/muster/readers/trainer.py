@@ -133,6 +133,7 @@ class Reader:
         self.batch: float | None = None
         self.total: int | None = None
         self.runtime: float | None = None
+        self.ended = False  # by that; and no other training was begun
         self.reported: float | None = None
         self.per_second: float | None = None  # steps, as the account says
         self.before: int | None = None  # steps of earlier processes, as the Trainer says before its first one
@@ -166,7 +167,7 @@ class Reader:
         elif match := _SETTING.search(text):
             self.settings[match[1]] = number(match[2])
             if match[1] == "Num examples":  # a process begins
-                self.before = self.runtime = None
+                self.before, self.runtime, self.ended = None, None, False
                 self.lines, self.every = 0, (1.0, math.inf)
             if match[1] == "Total optimization steps":
                 self.total = int(number(match[2]) or 0) or self.total
@@ -177,7 +178,7 @@ class Reader:
         elif "train_runtime" in text or "train_samples_per" in text or "train_steps_per" in text:
             self._account(text)
         elif "'loss': " in text:
-            self.logged, self.frame.signs.finished = True, False  # or another training has begun
+            self.logged, self.ended, self.frame.signs.finished = True, False, False  # or another has begun
             if len(self.epochs) < 2 and (match := _EPOCH.search(text)):
                 self.epochs.append(number(match[1]) or 0.0)
             if match := _LOSS.search(text):
@@ -218,7 +219,7 @@ class Reader:
                 reported=reported,
                 steps=bar.done() if bar else done,
                 skipped=self.skipped,
-                ended=self.runtime is not None,
+                ended=self.ended,
                 loss=self.loss,
                 notes=(*notes, *self._not_finite(), *(self._doubts(batch) if series else ())),
             )
@@ -355,6 +356,8 @@ class Reader:
         self.restarts = self.frame.restarts
         if step > self.bars[total].step:
             self.frame.progress(step)
+        elif 2 * step < self.bars[total].step and total == self._training()[0]:
+            self.ended = False  # another training with as many steps
         self.bars[total].mark(step, seconds, self.before)
 
     def _interrupt(self) -> None:
@@ -367,6 +370,7 @@ class Reader:
             seconds = number(match[4])
             if seconds is not None:
                 self.frame.finish()
+                self.ended = True
                 self.runtime = seconds + 60 * (minutes + 60 * (hours + 24 * days))
         if match := _SAMPLES.search(text):
             self.reported = number(match[1]) or self.reported

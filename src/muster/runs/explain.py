@@ -64,6 +64,7 @@ _QUIET = "no known failure is in it, and nothing says how it ended"
 _PRINTED: tuple[Weight, ...] = ("exception", "symptom", "exit")  # many programs do so, and go on
 _OPEN = re.compile(r"Traceback \(most recent call last\)|^\W*(?:\S+ )?File \"")
 WHOLE = "the training had come to its end: what failed came after it"
+BEGUN = "its training had ended, and the log stops in what was begun after that"
 _PERHAPS = "what may be why is in it, but the program seems to have gone on after it, or says it in passing"
 # Names of logs of what runs beside a training, and is ended after it.
 _SIDE = re.compile(
@@ -217,6 +218,8 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         rest = _of_jobs(of, [log for log in jobs if all(log is not each for each, _ in failed)])
         sides = [f"{log.job}: {sign.text}: ended from outside, and tells no step" for log, sign in failed]
         return rest.model_copy(update={"notes": [*rest.notes, *sides]})
+    running = [log for log, _ in failed if log.why and log.why.status == "Running"]
+    notes += [f"{log.job}: the pod runs by now (Status: Running)" for log in running]
     echoes = sum(log.why.echoes for log in jobs if log.why)
     before = [(log, sign) for log in jobs if log.why for sign in log.why.before]
     if not failed:
@@ -336,12 +339,17 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         for log in jobs
         if not _went_on(log)
         and not (log.why and log.why.closed)
-        and (log.outcome is State.TIMEOUT or (log.outcome is State.FAILED and log.format))
+        and (
+            log.outcome is State.TIMEOUT
+            or (log.outcome is State.FAILED and log.format)
+            or (log.why and log.why.begun)
+        )
     ]
     empty = [log for log in jobs if log.reason == "is empty"]
     if stopped or notes or len(empty) == len(jobs):
         first = next(iter(stopped or empty or jobs))
-        says = f"no line reports a failure; {first.job}: {first.reason}"
+        begun = first.why.begun if first.why else ""
+        says = f"no line reports a failure; {first.job}: {f'{BEGUN}: {begun}' if begun else first.reason}"
         if first in stopped:
             says += ": it was killed from outside, hangs, or still runs"
         lines = _telling(stopped or jobs)
@@ -361,6 +369,8 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         )
     begins = (LATE, NOT_FINITE)
     notes += [f"{log.job}: {note}" for log in jobs for note in log.notes if note.startswith(begins)]
+    short = [log for log in jobs if log.over and (log.steps or 0) < (log.total or 0)]
+    notes += [f"{log.job}: it ended itself after {log.steps:,} of {log.total:,} steps" for log in short]
     good = sum(_ended_well(log) for log in jobs)
     open_ended = [log for log in jobs if not _ended_well(log) and (log.steps or not good)]
     says = f"nothing failed here: {counted(good, 'job')} ended well"
@@ -376,8 +386,9 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
 
 def _ended_well(log: JobLog) -> bool:
     """Return whether its format, or its last lines, say that it ended well."""
-    own = log.outcome.good and (log.over or (log.why is not None and log.why.finished))
-    return own or (log.why is not None and log.why.closed)
+    why = log.why
+    own = log.outcome.good and (log.over or (why is not None and why.finished))
+    return (own and not (why and why.begun)) or (why is not None and why.closed)
 
 
 def _echoes_alone(log: JobLog) -> bool:
