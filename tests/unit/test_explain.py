@@ -247,14 +247,6 @@ def test_what_a_program_met_and_went_on() -> None:
             None,
             None,
         ),
-        (  # ai4d-iasc/trixie#58
-            [
-                "srun: error: Task launch for 36.0 failed on node cn131: Job credential expired",
-                "srun: error: Application launch failed: Job credential expired",
-            ],
-            None,
-            None,
-        ),
         (  # a group's own word, and what it has (agronholm/anyio#848)
             [
                 f"  + Exception Group {TRACEBACK}",
@@ -267,7 +259,7 @@ def test_what_a_program_met_and_went_on() -> None:
         ),
         (["loading", "AssertionError: 25 is not divisible by 8"], None, None),  # a log without tracebacks
     ],
-    ids=["ray", "checkpoint", "ray-alone", "watchdog", "task-failure", "launch", "group", "bare"],
+    ids=["ray", "checkpoint", "ray-alone", "watchdog", "task-failure", "group", "bare"],
 )
 def test_an_account_of_a_failure_is_no_cause(lines: list[str], failure: str | None, what: str | None) -> None:
     """As the tools printed it: the cause where a line says it; else that it failed, and that none does."""
@@ -647,6 +639,8 @@ class Spot:
     own: bool = False
     above: None = None
     serving: bool = False
+    shared: bool = False
+    further: tuple[str, ...] = ()
 
 
 def met_by(signs: Signs, rank: int, *lines: str) -> None:

@@ -109,6 +109,11 @@ def _number(digits: str) -> float:
     return float(digits.replace(",", "")[:18])
 
 
+def counts(line: str) -> bool:
+    """Return whether a line counts steps."""
+    return bool(_COUNTER.search(line)) and not _OTHER.search(line)
+
+
 def ended_well(lines: Iterable[str]) -> bool:
     """Return whether one of these lines says that the program ended as it should."""
     return any(_WELL.search(line) for line in lines)
@@ -121,7 +126,7 @@ def closes(ends: Iterable[str]) -> bool:
     for number, line in enumerate(islice(written, _LAST)):
         if ended_well([line]) or (number == 0 and _CLOSING.search(line)):
             return True
-        if _BEGUN.search(line) or (_COUNTER.search(line) and not _OTHER.search(line)):
+        if _BEGUN.search(line) or counts(line):
             return False
     return False
 

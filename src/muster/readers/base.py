@@ -234,7 +234,8 @@ class EndOfLog:
     tells: it may have, or it has; `collectives`: where its ranks waited; `before`:
     what ended runs before the last one in the same log; `finished`: its last training had ended by itself;
     `closed`: its last lines say that the program ended as it should; `worked`: it tells steps; `loud`: the
-    last ones that speak of an error in any words."""
+    last ones that speak of an error in any words; `clues`: what shows where to look; `complaint`: the line in
+    which the last program says why it ends, in the words of a Unix program."""
 
     signs: tuple[Sign, ...]
     alike: int
@@ -250,6 +251,8 @@ class EndOfLog:
     closed: bool = False
     worked: bool = False
     loud: tuple[str, ...] = ()
+    clues: tuple[Sign, ...] = ()
+    complaint: Sign | None = None
 
 
 @rows.dataclass(frozen=True, kw_only=True)
