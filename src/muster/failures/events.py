@@ -65,7 +65,7 @@ def _stage(text: str, reason: str) -> int:
         return 2
     if _IMAGE.search(text):
         return 3
-    return 4 if reason in ("Failed", "FailedCreatePodSandBox") else OVER
+    return 4 if reason in ("Failed", "FailedCreatePodSandBox") or "CreateContainer" in text else OVER
 
 
 def _name(of: str) -> str:

@@ -309,6 +309,11 @@ _COMPLAINT = re.compile(
     r"Not a directory|File exists|Argument list too long|Input/output error|Connection refused)$|"
     r"curl: \(\d+\) \w|docker: Error response from daemon: "
 )
+# What of that keeps no program from its work: of terminals, users' names, versions, and libraries probed for.
+_HARMLESS = re.compile(
+    r"not a git repository|process group|cannot find name for|LD_PRELOAD|/dev/tty|terminal|\btput: |"
+    r"dependency resolver|cannot find -l|ld returned"
+)
 _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_args(Weight))}
 # Ways to end that one host does not cause in another: a host with one of them failed by itself.
 _ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
@@ -406,8 +411,7 @@ class LineSpot(Protocol):
     def serving(self) -> bool: ...
     @property
     def shared(self) -> bool: ...
-    @property
-    def further(self) -> Sequence[str]: ...
+    def further(self, text: str) -> Sequence[str]: ...
 
 
 _Key = tuple[Weight, str | None, int | None]  # with the host, or else a pod, and the rank
@@ -726,7 +730,7 @@ class Signs:
 
     def _further(self, text: str) -> str:
         """Return what the lines below say of the same exception; empty: nothing that is known to."""
-        below = [line.strip() for line in self.spot.further if line.strip()] if self.spot else []
+        below = [line.strip() for line in self.spot.further(text) if line.strip()] if self.spot else []
         last = next((place for place, line in enumerate(below) if line == "Last error:"), None)
         if _NCCL_FAILED in text:
             below = below[last : last + 2] if last is not None else []
@@ -799,7 +803,7 @@ class Signs:
         """
         named, number = _WHO.search(text), (self.spot.number or 0) if self.spot else 0
         if named is None and _RAY_MEMORY in text and self.spot:
-            named = next(filter(None, map(_WHO.search, self.spot.further)), None)
+            named = next(filter(None, map(_WHO.search, self.spot.further(text))), None)
         if host is None and self.task and number - self.task[1] <= NEAR and is_exception(text):
             host, self.task = self.task[0], None  # what the driver raises because of it is its own
         if named is None:
@@ -1115,7 +1119,7 @@ def complains(line: str) -> bool:
     if not _COMPLAINT.match(line) or is_exception(line) or not is_loud(f"error {line}"):
         return False
     entry = find(line)
-    ends = any(each.search(line) for each in (_EXITS, _SHELL, _FORCED, _EXTERNAL, _OVER, _TASKS))
+    ends = any(each.search(line) for each in (_EXITS, _SHELL, _FORCED, _EXTERNAL, _OVER, _TASKS, _HARMLESS))
     return not (ends or (entry and entry.phrase.weight == "symptom"))
 
 

@@ -368,11 +368,13 @@ class LinePlace(NamedTuple):
         innermost = next(iter(self._frames()), None)
         return innermost is not None and bool(_SHARED.search(innermost[1]))
 
-    @property
-    def further(self) -> Sequence[str]:
-        """The next lines of the same sender, without what stands before them."""
-        prefix = _prefix(self.block[self.place])
-        return [_unprefixed(line) for line in self.below if _prefix(line) == prefix]
+    def further(self, text: str) -> Sequence[str]:
+        """Return the next lines of the same sender, without what stands there before `text`, which is the end
+        of this one."""
+        line, prefix = _unprefixed(self.block[self.place]), _prefix(self.block[self.place])
+        head = line.partition(text)[0] if text in line else ""
+        lines = [_unprefixed(line) for line in self.below if _prefix(line) == prefix]
+        return [line[len(head) :] for line in lines if line.startswith(head.rstrip())]
 
     @property
     def below(self) -> Sequence[str]:

@@ -446,9 +446,9 @@ def _placed(log: JobLog, sign: Sign) -> Sign:
     nobodys = (*_PRINTED[1:], "external")  # a cancelled step names the host of its first task, if any
     if sign.host is not None or sign.rank is not None or sign.weight in nobodys or sign not in signs:
         return sign
-    if sign.weight in ("scheduler", "crash"):
-        ends = [each for each in signs if _alike(each, sign)]
-    else:  # srun says "Killed" of tasks that it ended itself
+    ends = [each for each in signs if _alike(each, sign) and each.host]
+    if sign.weight != "scheduler" and not (ends and sign.weight == "crash"):
+        # srun says "Killed" of tasks that it ended itself
         ends = [each for each in signs if each.weight == "exit" and not each.text.endswith(": Killed")]
     hosts, ranks = ({each.host for each in ends} - {None}, {each.rank for each in ends} - {None})
     if len(hosts) > 1 or len(ranks) > 1:
