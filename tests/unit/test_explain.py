@@ -1940,6 +1940,7 @@ EXITED = "srun: error: cn07: task 0: Exited with exit code 2"
         (["fatal: not a git repository (or any of the parent directories): .git", EXITED], None, "cn07"),
         (["srun: error: cn01: task 1: Terminated", EXITED], None, "cn07"),
         (["test", "error: 0.0123"], None, None),
+        (["Error:  java/nio/Loopback.java", "Test results: passed: 5,973; failed: 9; error: 4"], None, None),
         (["cp: cannot stat 'x': No such file", *["."] * 5], None, None),
         (["cp: cannot stat 'x': No such file",
           "RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:3"], None,

@@ -174,6 +174,7 @@ class LineFeed:
         among so many at the log's end; None: there is none, or steps follow."""
         first, after = None, 0
         places = ((block, place) for block in reversed(self.ends) for place in reversed(range(len(block))))
+        places = ((block, place) for block, place in places if block[place].strip())
         for number, (block, place) in enumerate(islice(places, most + _APART)):
             spot, text = LinePlace(block, place), self.frame.bare(block[place])
             if complains(text) and (first or number < most):

@@ -39,7 +39,7 @@ FROM_USER = {"table", "own lines"}  # formats
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 # What is kept to explain a failure: shapes of signs, and signs of each; lines at the end.
 TOLD, LAST = 5, 5
-AT_END, CLOSE = 3, 10  # lines in which a program says why it ends: the log's last, and before a sign
+AT_END, CLOSE = 1, 10  # lines in which a program says why it ends: the log's last, and before a sign
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 _BUFFER = 8192  # bytes that Python holds back of what it prints to a file or a pipe
 _SOURCE = re.compile(r"File \"[^\"]+\", line \d+, in ")

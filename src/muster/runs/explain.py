@@ -60,7 +60,7 @@ WHO: dict[Blame, str] = {
     "nobody": "nobody",
 }
 _ECHO = "no line says why: those here may only follow from what failed in another rank or host"
-_COMPLAINED = "The last error line says: {}"
+_COMPLAINED = "The last error in it says: {}"
 _QUIET = "no known failure is in it, and nothing says how it ended"
 _PRINTED: tuple[Weight, ...] = ("exception", "symptom", "exit")  # many programs do so, and go on
 _OPEN = re.compile(r"Traceback \(most recent call last\)|^\W*(?:\S+ )?File \"")
