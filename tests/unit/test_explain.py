@@ -1908,6 +1908,7 @@ def test_the_cause_and_the_host_that_the_lines_name(
           ": org.apache.spark.SparkException: "
           "Job aborted"], "Job aborted"),
         (["ValueError: bad", "Please look"], "ValueError: bad"),
+        (["ValueError: bad:", "srun: error: n1: task 0: Exited with exit code 1"], "ValueError: bad:"),
     ],
 )  # fmt: skip
 def test_a_message_goes_on_in_the_lines_below(lines: list[str], word: str, prefix: str) -> None:
@@ -1940,6 +1941,7 @@ EXITED = "srun: error: cn07: task 0: Exited with exit code 2"
         (["fatal: not a git repository (or any of the parent directories): .git", EXITED], None, "cn07"),
         (["srun: error: cn01: task 1: Terminated", EXITED], None, "cn07"),
         (["test", "error: 0.0123"], None, None),
+        (["wandb: error: cannot reach api.wandb.ai"], None, None),
         (["Error:  java/nio/Loopback.java", "Test results: passed: 5,973; failed: 9; error: 4"], None, None),
         (["cp: cannot stat 'x': No such file", *["."] * 5], None, None),
         (["cp: cannot stat 'x': No such file",

@@ -311,7 +311,7 @@ _COMPLAINT = re.compile(
 )
 # What of that keeps no program from its work: of terminals, users' names, versions, and libraries probed for.
 _HARMLESS = re.compile(
-    r"not a git repository|process group|cannot find name for|LD_PRELOAD|/dev/tty|terminal|\btput: |"
+    r"^wandb: |not a git repository|process group|cannot find name for|LD_PRELOAD|/dev/tty|terminal|\btput: |"
     r"dependency resolver|cannot find -l|ld returned"
 )
 _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_args(Weight))}
@@ -737,7 +737,7 @@ class Signs:
         elif _OF_FILES in text:
             below = list(takewhile(lambda line: not line.startswith("Please"), below))
         elif _LLM_C in text or (is_exception(text) and text.rstrip().endswith(":")):
-            below = below[:1]
+            below = [line for line in below[:1] if not _tells_an_end(line)]
         else:  # Java's exception, below that of Python's
             below = [line for line in below[:1] if line.startswith(": ")]
         return shortened(" ".join(below).removeprefix(": ")) if re.search(r"\w", "".join(below)) else ""
@@ -1119,8 +1119,13 @@ def complains(line: str) -> bool:
     if not _COMPLAINT.match(line) or is_exception(line) or not is_loud(f"error {line}"):
         return False
     entry = find(line)
-    ends = any(each.search(line) for each in (_EXITS, _SHELL, _FORCED, _EXTERNAL, _OVER, _TASKS, _HARMLESS))
-    return not (ends or (entry and entry.phrase.weight == "symptom"))
+    passing = _OVER.search(line) or _HARMLESS.search(line)
+    return not (passing or _tells_an_end(line) or (entry and entry.phrase.weight == "symptom"))
+
+
+def _tells_an_end(line: str) -> bool:
+    """Return whether a launcher or a shell tells of a process's end."""
+    return any(each.search(line) for each in (_EXITS, _SHELL, _FORCED, _EXTERNAL, _TASKS))
 
 
 def has_bare_exception(lines: Sequence[str]) -> bool:
