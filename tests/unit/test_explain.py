@@ -247,14 +247,6 @@ def test_what_a_program_met_and_went_on() -> None:
             None,
             None,
         ),
-        (  # ai4d-iasc/trixie#58
-            [
-                "srun: error: Task launch for 36.0 failed on node cn131: Job credential expired",
-                "srun: error: Application launch failed: Job credential expired",
-            ],
-            None,
-            None,
-        ),
         (  # a group's own word, and what it has (agronholm/anyio#848)
             [
                 f"  + Exception Group {TRACEBACK}",
@@ -267,7 +259,7 @@ def test_what_a_program_met_and_went_on() -> None:
         ),
         (["loading", "AssertionError: 25 is not divisible by 8"], None, None),  # a log without tracebacks
     ],
-    ids=["ray", "checkpoint", "ray-alone", "watchdog", "task-failure", "launch", "group", "bare"],
+    ids=["ray", "checkpoint", "ray-alone", "watchdog", "task-failure", "group", "bare"],
 )
 def test_an_account_of_a_failure_is_no_cause(lines: list[str], failure: str | None, what: str | None) -> None:
     """As the tools printed it: the cause where a line says it; else that it failed, and that none does."""
@@ -647,6 +639,10 @@ class Spot:
     own: bool = False
     above: None = None
     serving: bool = False
+    shared: bool = False
+
+    def further(self, text: str) -> tuple[str, ...]:
+        return ()
 
 
 def met_by(signs: Signs, rank: int, *lines: str) -> None:
@@ -1758,3 +1754,223 @@ def test_whose_doing_an_end_was(
 )  # fmt: skip
 def test_a_remedy_is_one_of_what_failed(line: str, word: str) -> None:
     assert word in (said(TRACEBACK, OWN_LINE, line).remedy or "")
+
+
+WAITS = "0/6 nodes are available: 6 Insufficient nvidia.com/gpu."
+SCHEDULED = "Successfully assigned ml/a to gpu-4"
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer", "failure"),
+    [
+        (["31m   Warning   FailedScheduling   pod/a   " + WAITS,
+          "29m   Normal   Scheduled   pod/a   " + SCHEDULED],
+         "unknown", None),
+        (["31m   Warning   FailedScheduling   pod/a   " + WAITS,
+          "29m   Normal   Scheduled   pod/b   " + SCHEDULED],
+         "known", "pod_unschedulable"),
+        # Another pod waits still, which was warned of in the same words.
+        (["31m   Warning   FailedScheduling   pod/a   " + WAITS,
+          "30m   Warning   FailedScheduling   pod/b   " + WAITS,
+          "29m   Normal   Scheduled   pod/a   " + SCHEDULED], "known", "pod_unschedulable"),
+        # Lists are in no order: ages tell, and lines where ages are the same.
+        (["29m   Normal   Scheduled   pod/a   " + SCHEDULED,
+          "31m   Warning   FailedScheduling   pod/a   " + WAITS],
+         "unknown", None),
+        (["2m29s   Normal   Pulled   pod/a   Successfully pulled",
+          "58s   Warning   Failed   pod/a   Error: ErrImagePull"],
+         "known", "image_pull"),
+        (["29m   Warning   Failed   pod/a   Error: ErrImagePull",
+          "29m   Normal   Pulled   pod/a   Successfully pulled"],
+         "unknown", None),
+        (["29m   Warning   Failed   pod/a   Error: ErrImagePull",
+          "2d3h   Normal   Pulled   pod/a   Successfully pulled"],
+         "known", "image_pull"),
+        # That it has a node mends no image; that the job of the pod is over mends all.
+        (["29m   Warning   Failed   pod/a   Error: ErrImagePull",
+          "28m   Normal   Scheduled   pod/a   " + SCHEDULED],
+         "known", "image_pull"),
+        (["29m   Warning   Failed   pod/a-x1   Error: ErrImagePull",
+          "40s   Normal   Completed   job/a   Job completed"],
+         "nothing", None),
+        (["29m   Warning   Failed   pod/a-x1   Error: ErrImagePull",
+          "40s   Normal   Completed   job/b   Job completed"],
+         "known", "image_pull"),
+        (["9m   Warning   Failed   pod/a   Error: ErrImagePull",
+          "8m   Normal   Started   pod/a   Started container t",
+          "40s   Warning   BackoffLimitExceeded   job/a   Job has reached the specified backoff limit"],
+          "unknown", None),
+        (["ml   9m (x3 over 11m)   Warning   Failed   pod/a   Error: ErrImagePull",
+          "ml   8m   Normal   Started   pod/a   Started container t"], "unknown", None),
+        (["<unknown>   Warning   FailedScheduling   pod/a   " + WAITS,
+          "3s   Normal   Scheduled   pod/a   " + SCHEDULED],
+         "unknown", None),
+        # kubectl describe names no object: it is the pod described; and of a second one this says nothing.
+        (["Node:      gpu-4/10.0.3.17", "  Warning  FailedScheduling  31m    default-scheduler  " + WAITS,
+          "  Normal   Scheduled         29m    default-scheduler  " + SCHEDULED], "unknown", None),
+        (["Node:      <none>", "  Warning  FailedScheduling  31m    default-scheduler  " + WAITS,
+          "Node:      gpu-4/10.0.3.17",
+          "  Normal   Scheduled         29m    default-scheduler  " + SCHEDULED],
+         "known", "pod_unschedulable"),
+        # kubectl get pods -w
+        (["a-0    0/1     ErrImagePull   0          12s",
+          "a-0    1/1     Running   0          40s"], "unknown", None),
+        (["a-0    0/1     ErrImagePull   0          12s", "a-1    1/1     Running   0          40s"], "known",
+         "image_pull"),
+        (["a-0    0/1     OOMKilled   0          12m", "a-0    1/1     Running   1 (3s ago)   12m"], "known",
+         "container_oom"),
+    ],
+)  # fmt: skip
+def test_what_went_well_later_takes_a_warning_back(
+    lines: list[str], answer: str, failure: str | None
+) -> None:
+    """Of the same object, by age; as kubectl prints events and pods."""
+    found = said(*lines)
+    assert (found.answer, found.failure and found.failure.id) == (answer, failure)
+
+
+SHARED = 'File "/usr/lib/python3.12/multiprocessing/'
+CORRUPT = "Memory failure: 0x18: Sending SIGBUS to pt_main_thread:22633 due to hardware memory corruption"
+OOM = "Out of memory: Killed process 22633 (python3) total-vm:1kB"
+
+
+@pytest.mark.parametrize(
+    ("lines", "failure", "host", "word"),
+    [
+        ([TRACEBACK, OWN_LINE, f"  {SHARED}synchronize.py\", line 57, in __init__",
+          "OSError: [Errno 28] No space left on device"], "dev_shm_dataloader", None, "shm-size"),
+        ([TRACEBACK, OWN_LINE, "OSError: [Errno 28] No space left on device"], "disk_full", None, "room"),
+        ([TRACEBACK, OWN_LINE, "OSError: [Errno 28] No space left on device: '/dev/shm/psm_2'"],
+         "dev_shm_dataloader", None, "shm-size"),
+        # The kernel tells of a process by its number, also before the steps.
+        ([CORRUPT, *(f"step {step} loss 2.{step}" for step in range(40)), *account(6, -7,
+          "2025-11-20_09:41:03")],
+         "host_memory_broken", "node6", "node6"),
+        ([CORRUPT.replace("22633", "1"), *(f"step {step} loss 2.{step}" for step in range(40)),
+          *account(6, -7, "2025-11-20_09:41:03")], "bus_error", "node6", "shm-size"),
+        ([OOM, *(f"step {step} loss 2.{step}" for step in range(40)), *account(6, -9, "2025-11-20_09:41:03")],
+         "host_oom_killed", "node6", ""),
+        (["ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+          "Memory on the node (IP: 10.2.6.9, ID: 87d7) where the lease was running was 891.06GB / 937.50GB"],
+         "ray_memory", "10.2.6.9", ""),
+        (["t_worker.3.k2j@node-7    | " + line for line in (TRACEBACK,
+          "RuntimeError: CUDA error: uncorrectable "
+          "ECC error encountered")], "gpu_hardware", "node-7", "host out"),
+        (["run.sh: line 31: 40211 Illegal instruction     (core dumped) python train.py",
+          "srun: error: old-2: task 3: Illegal instruction (core dumped)"], "illegal_instruction",
+          "old-2", "old-2"),
+        (["x4502c3.hsn: shepherd died from signal 9", "x4501c0.hsn: rank 12 died from signal 15"],
+         "slurm_time_or_node", "x4502c3.hsn", "x4502c3.hsn"),
+        ([TRACEBACK, OWN_LINE,
+          "torch.distributed.DistBackendError: NCCL error in: a.cpp:3690, unhandled cuda error",
+          "ncclUnhandledCudaError: Call to CUDA function failed.", "Last error:",
+          "Cuda failure 2 'out of memory'"],
+         "cuda_oom", None, "batch"),
+        (["step 9 loss 3.9", "[CUDA ERROR] at file train_gpt2.cu:1411:",
+          "out of memory"], "cuda_oom", None, "batch"),
+        (["step 9 loss 3.9", "[CUDA ERROR] at file train_gpt2.cu:1411:", "an illegal thing",
+          "Exit code:    1"],
+         None, None, ""),
+        ([TRACEBACK, OWN_LINE,
+          "ValueError: Your setup doesn't support bf16/gpu. You need to assign use_cpu if you "
+          "want to train the model on CPU. You need Ampere+ GPU with cuda>=11.0."],
+          "fp16_unsupported", None, ""),
+    ],
+)  # fmt: skip
+def test_the_cause_and_the_host_that_the_lines_name(
+    lines: list[str], failure: str | None, host: str | None, word: str
+) -> None:
+    found = said("begin", *lines)
+    named = (found.failure.id, found.failure.host) if found.failure else (None, None)
+    assert (*named, word in (found.remedy or "")) == (failure, host, True)
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank3]: ", "trainer-1  | "])
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        (["RuntimeError: Error(s) in loading state_dict for Net:",
+          "\tMissing key(s) in state_dict: \"a.b\"."], '"a.b".'),
+          (["datasets.exceptions.DatasetGenerationCastError: An error occurred while "
+          "generating the dataset", "",
+          "All the data files must have the same columns, but at some point there are "
+          "1 new columns ({'source'})", "",
+          "This happened while the json dataset builder was generating data using", "",
+          "/data/part-003.jsonl", "",
+          "Please either edit the data files"],
+          "columns ({'source'}) This happened while the json dataset builder "
+          "was generating data using /data/part-003.jsonl"),
+        (["torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, internal error",
+          "ncclInternalError: Internal check failed.", "Last error:",
+          "Message truncated : received 1024 bytes"],
+         "Last error: Message truncated : received 1024 bytes"),
+        (["py4j.protocol.Py4JJavaError: An error occurred while calling o1.run.",
+          ": org.apache.spark.SparkException: "
+          "Job aborted"], "Job aborted"),
+        (["ValueError: bad", "Please look"], "ValueError: bad"),
+        (["ValueError: bad:", "srun: error: n1: task 0: Exited with exit code 1"], "ValueError: bad:"),
+    ],
+)  # fmt: skip
+def test_a_message_goes_on_in_the_lines_below(lines: list[str], word: str, prefix: str) -> None:
+    found = said("begin", *(prefix + line for line in (TRACEBACK, OWN_LINE, *lines)))
+    assert found.failure is not None and found.failure.what.endswith(word)
+    assert found.failure.evidence is not None and found.failure.evidence.text == lines[0]
+
+
+EXITED = "srun: error: cn07: task 0: Exited with exit code 2"
+
+
+@pytest.mark.parametrize(
+    ("lines", "word", "host"),
+    [
+        (["FATAL:   could not open image /s/a.sif: no such file", EXITED], "could not open image", "cn07"),
+        (["curl: (18) transfer closed", "+ tar xzf a", "gzip: stdin: unexpected end of file",
+          "tar: Error is not recoverable: exiting now", EXITED], "transfer closed", "cn07"),
+        (["/bin/sh: ./run.sh: /bin/bash^M: bad interpreter: No such file or directory", EXITED], "^M",
+          "cn07"),
+        (["srun: fatal: SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE are mutually exclusive."],
+          "exclusive", None),
+          (["srun: error: Task launch for 36.0 failed on node cn131: Job credential expired",
+          "srun: error: Application launch failed: Job credential expired"], "credential expired", None),
+        # The one before: ai4d-iasc/trixie#58
+        (["+ docker run x", 'docker: Error response from daemon: Conflict. The container name "/t" is in use',
+          "See 'docker run --help'."], "Conflict", None),
+        # What is long ago, a step follows, tells of another process, or keeps nobody from work: no reason.
+        (["cp: cannot stat 'x': No such file", *["."] * 30, EXITED], None, "cn07"),
+        (["cp: cannot stat 'x': No such file", "step 1 loss 2.5", "step 2 loss 2.4", EXITED], None, "cn07"),
+        (["fatal: not a git repository (or any of the parent directories): .git", EXITED], None, "cn07"),
+        (["srun: error: cn01: task 1: Terminated", EXITED], None, "cn07"),
+        (["test", "error: 0.0123"], None, None),
+        (["wandb: error: cannot reach api.wandb.ai"], None, None),
+        (["Error:  java/nio/Loopback.java", "Test results: passed: 5,973; failed: 9; error: 4"], None, None),
+        (["cp: cannot stat 'x': No such file", *["."] * 5], None, None),
+        (["cp: cannot stat 'x': No such file",
+          "RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:3"], None,
+         None),
+    ],
+)  # fmt: skip
+def test_what_the_last_program_says_of_its_end(lines: list[str], word: str | None, host: str | None) -> None:
+    """Where no entry and no exception is why; the first of several lines that stand together."""
+    found = said("begin", *lines)
+    if word is None:
+        assert (found.answer, found.failure and found.failure.host) == ("unknown", host)
+        return
+    assert found.failure is not None
+    assert word in found.failure.what and found.says.endswith(found.failure.what)
+    assert (found.answer, found.failure.host, found.exit_code) == ("named", host, 0)
+
+
+def test_what_shows_where_to_look() -> None:
+    """Beside the cause, once each; not where steps followed."""
+    missing, failed = "/s/script: line 9: conda: command not found", [TRACEBACK, OWN_LINE, "ValueError: bad"]
+    lost = "25/11/20 09:41:03 ERROR TaskSchedulerImpl: Lost executor {} on 10.0.3.17: Remote RPC client"
+    found = said(missing, lost.format(1), lost.format(2), *failed)
+    assert [each.text for each in found.others] == [missing, lost.format(1)]
+    assert not said(missing, "step 1 loss 2.5", "step 2 loss 2.4", *failed).others
+
+
+def test_a_hint_behind_an_exception_is_no_word_that_it_goes_on() -> None:
+    raised = [TRACEBACK, '  File "/v/bin/sky", line 8, in <module>', "sky.exceptions.UnavailableError: none"]
+    hint = "To keep retrying until it is up, use `--retry-until-up`."
+    for line, answer in ((hint, "named"), ("Retrying", "unknown"), ("retrying in 5 s", "unknown")):
+        assert said("begin", *raised, line).answer == answer

@@ -10,11 +10,14 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Protocol, get_args
 
 from muster.core.inventory import split_hosts
 from muster.failures.collectives import HINTS as COLLECTIVES
 from muster.failures.collectives import Collectives
+from muster.failures.events import HINTS as EVENTS
+from muster.failures.events import OVER, PodEvent, event_of
 from muster.failures.table import Blame, Recognised, Weight, find, known_failures, phrases
 
 LONGEST = 300  # characters of a reason
@@ -27,6 +30,7 @@ _REASONS = tuple(
         | {"SIGINT", "CANCELLED", "Terminated", "Interrupt", "Segmentation", "Bus error", "exited with"}
         | {"  host      : ", "  rank      : ", "Root Cause (first observed", "what():"}
         | {"above exception", "<Signals.", "Hangup", "] Check failed: ", "ray::", "Subject: Job ", "TERM_"}
+        | {"Lost executor", "memory budget", "CUDA initialization: ", *EVENTS}
         | {
             "HYDRA_FULL_ERROR",
             "Got fatal signal",
@@ -100,6 +104,7 @@ _EXITS = re.compile(
 )
 _SIGNALS = ("mpi", "intel", "mpich")  # groups that are a signal's number
 _RANKS = ("rank", "abort", "aborted")  # groups that are a rank
+_TASKS = re.compile(r"srun: error: \S+: tasks? [\d,-]+: ")
 _SRUN_KILLED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: (?:Killed|Exited with exit code 137)")
 # What a shell says of a program that a signal ended: alone, or after its own name and the process's number.
 _SHELL = re.compile(
@@ -158,9 +163,9 @@ _HELPER = re.compile(
 )
 _LSF_DONE = re.compile(r"Subject: Job \d+: <.*> in cluster <.*> Done\s*$")
 _LSF = "TERM_"  # what LSF reports of a job's end, before its output as well as after it
-# What kubectl, Ray and syslog put before the lines of each pod, process and host.
+# What kubectl, Docker's swarm, Ray and syslog put before the lines of each pod, task, process and host.
 _PREFIXED = (
-    r"(?:\[pod/(?P<pod>[\w.-]+)/[\w.-]+\] ?|"
+    r"(?:\[pod/(?P<pod>[\w.-]+)/[\w.-]+\] ?|[\w.-]+\.\d+\.\w+@(?P<node>[\w.-]+) +\| ?|"
     r"\((?:TrainController (?P<controller>pid=\d+(?:, ip=[\w.:]+)?)|"  # which says what others did
     r"(?:[\w.]+(?:\([^()]*\))? (?:rank=\d+ )?(?P<pid>pid=\d+)|raylet)(?:, ip=(?P<ip>[\w.:]+))?)\) ?|"
     r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<machine>[\w.-]+) [\w./@-]+(?:\[\d+\])?: )"
@@ -173,7 +178,9 @@ _WHO = re.compile(
     r"error: Node failure on (?P<node>[\w.,\[\]-]+)|"
     r"pdsh@\S+: (?P<pdsh>[\w.-]+): ssh exited|^(?P<shell>[\w.-]+): -?(?:ba|da|z|k)?sh: |"
     r"ssh: connect to host (?P<ssh>\S+) port|"
-    r"on node (?P<mpi>\S+) exited on signal|\b[Rr]ank \d+, node (?P<megatron>[\w.-]+), device \d"
+    r"on node (?P<mpi>\S+) exited on signal|\b[Rr]ank \d+, node (?P<megatron>[\w.-]+), device \d|"
+    r"(?:at node \(ID: \w+, IP|[Mm]emory on the node \(IP): (?P<ray>[\w.:]+)|"
+    r"^(?P<pals>[\w.-]+): (?:shepherd|rank \d+) died from|\bError from \w+@(?P<condor>[\w.-]+): "
 )
 # Where a line begins to show what somebody asks or a model answers, a record of data, or a program's text.
 _DATA = re.compile(
@@ -225,6 +232,8 @@ _HAPPENED = re.compile(
     r"broke|reason|with\b|problem|after\b",
     re.IGNORECASE,
 )
+# What a sentence begins with that says what to do, or may be done.
+_PROPOSES = re.compile(r"\W*(?:To|Use|Try|Please|Consider|You (?:can|may|should))\b")
 # The program says itself that it goes on.
 _OVER = re.compile(
     r"\((?:[^()]*, ?)?(?:ignored|ignoring|skipped|skipping|non-?fatal|will retry|retrying)[^)]*\)|"
@@ -262,6 +271,7 @@ _NODE = re.compile(r"Node: {2,}(?:([\w.-]+)/\S*)?")  # of the pod that kubectl d
 _STATUS = re.compile(r"Status: {2,}(\w+)\s*$")  # and how that one ended
 _OF_POD = re.compile(r"\s+(?:Reason|Exit Code|Message): ")
 _SNIPPET = re.compile(r"\[Rank (\d{1,9}) Error Snippet\]:")  # whose exception Ray Train shows
+_ILLEGAL = re.compile(r"Illegal instruction|SIGILL|4/ILL|(?:code|code =|exitcode *:) -4\b|(?i:signal):? 4\b")
 _BUS = re.compile(r"[Bb]us error|SIGBUS|7/BUS|(?:code|code =|exitcode *:) -7\b|(?i:signal):? 7\b")
 _REASON = re.compile(r"\s*Reason: ")  # a word, of which a message may tell more
 # And the process's rank, as torchrun and mpirun say it.
@@ -284,6 +294,18 @@ _ELSEWHERE = re.compile(
     r"devices?|drivers?|disk|memory|mount\w*)\b",
     re.IGNORECASE,
 )
+# What shows where to look, beside the exception or the cause that is told: what a shell, a cluster's manager
+# or a library met before it. No failure by itself, as long as steps follow.
+_CLUE = re.compile(
+    r": line \d+: \S+: (?:command not found|No such file or directory)$|\bLost executor \S+ on \S|"
+    r"\bWorker process \d+ was killed by signal|\bexceeded \d+% memory budget|\bCUDA initialization: "
+)
+# The kernel's word on a process by its number, and that of a launcher or a shell.
+_KERNEL = re.compile(r"(?:Killed process |(?:SIGBUS to|Killing) \S{1,16}:)(\d+)\b")
+_PID = re.compile(r"\(pid: (\d+)\)|\bPID (\d+)\b|: line \d+: +(\d+) ")
+# Messages that go on in the lines below.
+_RAY_MEMORY = "the node running low on memory"
+_NCCL_FAILED, _OF_FILES, _LLM_C = "NCCL error in: ", "DatasetGenerationCastError: ", "[CUDA ERROR] at file "
 # What an exception says that only tells where its cause is told.
 _POINTS = re.compile(
     r"\bTrials did not complete\b|\blook up to see its traceback\b|"
@@ -293,6 +315,22 @@ _POINTS = re.compile(
 )
 _LEVEL = re.compile(r"\bNCCL WARN\b|\bERROR\b|\bFATAL\b|\bCRITICAL\b|(?:^|\[)[EF]\d* |\b[Ee]rror: |\bNVRM: ")
 _LOUD = re.compile(r"[Ee]rror|\bERR(?:OR)?\b|FATAL|[Ff]atal|CRITICAL|[Ff]ail(?:ed|ure)|FAILED|[Aa]bort")
+# How programs of Unix say why they end: "fatal: ...", "srun: error: ...", "cp: cannot stat ...", "x: y: Is a
+# directory". A figure that is called an error is none.
+_COMPLAINT = re.compile(
+    r"(?:[\w./+@-]+(?:\[\d+\])?: ){0,3}(?:[Ff]atal(?: error)?|FATAL|[Ee]rror|ERROR):\s+"
+    r"(?!-?[\d.]+\b|(?:[Nn]o(?:ne)?|[Nn]ull|[Ff]alse)\b)\S|"
+    r"[a-z./][\w./+-]*: (?:.*: )?(?:[Cc]annot|[Cc]an't|[Cc]ould not|[Uu]nable to|[Uu]nexpected|[Ii]nvalid|"
+    r"[Uu]nknown|[Uu]nrecognized) \w|"
+    r"[a-z./][\w./+-]*: .*: (?:No such file or directory|Permission denied|command not found|Is a directory|"
+    r"Not a directory|File exists|Argument list too long|Input/output error|Connection refused)$|"
+    r"curl: \(\d+\) \w|docker: Error response from daemon: "
+)
+# What of that keeps no program from its work: of terminals, users' names, versions, and libraries probed for.
+_HARMLESS = re.compile(
+    r"^wandb: |not a git repository|process group|cannot find name for|LD_PRELOAD|/dev/tty|terminal|\btput: |"
+    r"dependency resolver|cannot find -l|ld returned"
+)
 _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_args(Weight))}
 # Ways to end that one host does not cause in another: a host with one of them failed by itself.
 _ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
@@ -307,6 +345,7 @@ _COMPUTED = frozenset((
     "gpu_hardware",
 ))  # fmt: skip
 _FULL, _SERVED = "cuda_oom", "generation_memory"  # of a GPU; where vLLM found it
+_DISK, _SHARED = "disk_full", "dev_shm_dataloader"  # where Python's shared memory is
 _PREEMPTED = "preempted"  # of which a program is told some steps before
 _EVICTED = "pod_evicted"  # of which a message tells why
 _ASSERTED = "index_out_of_range"
@@ -318,7 +357,8 @@ _LAST = 64  # signs of a rank's chain of exceptions
 _SHAPES = 1000  # of echoes
 _AFTER = 3  # lines after an exception in which a program says that it goes on
 NEAR = 50  # lines that launchers still print after an exception that ended a program
-_FEW = 5  # signs of earlier runs
+_FEW = 5  # signs of earlier runs, and clues
+_KILLED = 64  # processes of which the kernel tells
 _NEAR = 20  # lines that launchers print when they are ended
 _ASIDE_LINES = 8  # that may be a failure's, among those of what is said aside
 _GAP = 10_000  # lines without a sign, after which a program that tells no steps has gone on
@@ -339,6 +379,12 @@ class Sign:
     uncaught: bool = False  # its traceback begins where the program does
     local_rank: int | None = None  # on its host, where torchrun's --tee says that
     own: bool = False  # its traceback ends in a line of the user's own program
+    more: str = ""  # of its message: what the lines below say
+
+    @property
+    def words(self) -> str:
+        """Its whole message."""
+        return f"{self.text} {self.more}".rstrip()
 
     @property
     def blame(self) -> Blame:
@@ -381,9 +427,12 @@ class LineSpot(Protocol):
     def above(self) -> tuple[str, LineSpot] | None: ...
     @property
     def serving(self) -> bool: ...
+    @property
+    def shared(self) -> bool: ...
+    def further(self, text: str) -> Sequence[str]: ...
 
 
-_Key = tuple[Weight, str | None, int | None]  # with the host and the rank
+_Key = tuple[Weight, str | None, int | None]  # with the host, or else a pod, and the rank
 
 
 @dataclass
@@ -424,6 +473,10 @@ class Signs:
     elastic_rank: int | None = None
     node: str | None = None  # of the pod that kubectl describes
     status: str = ""  # of that pod
+    pods: int = 0  # that it has described
+    normal: list[PodEvent] = field(default_factory=list)  # what went well with pods
+    kernel: dict[str, tuple[str, str, LineSpot]] = field(default_factory=dict)  # by process: failure, line
+    clues: dict[str, Sign] = field(default_factory=dict)  # by their shape
     succeeded: bool = False  # that pod: what is said of its containers' earlier states ended nothing
     snippet: tuple[int, int] | None = None  # the rank whose exception Ray shows, and after which line
     exited: bool = False  # a process ended by an exit code of its own
@@ -508,6 +561,7 @@ class Signs:
         self.marked, self.finished, self.onward = True, False, self.spot
         self.since += 1
         self.met.clear()
+        self.clues.clear()
         if self.kept and self.spot:
             self._keep((self.spot.number or 0) - NEAR)
         if self.now or self.earlier:
@@ -664,7 +718,9 @@ class Signs:
         text: str,
         hosts: Sequence[str | None],
         rank: int | None = None,
+        of: str | None = None,
     ) -> None:
+        """Keep a sign. `of`: the pod that it is about, where that is named."""
         self.last = text = _MARK.sub("", text)
         hosts = (self.node,) if weight == "scheduler" and self.node and not any(hosts) else hosts
         spot = self.spot
@@ -681,7 +737,7 @@ class Signs:
         self.echoes += weight in ("symptom", "exit")
         self.ends += weight in ("killed", "crash", "exit", "external")
         for host in hosts:
-            key = weight, host, rank
+            key = weight, of or host, rank
             old = self.now.get(key) if weight in ("cause", "scheduler", "exception") else None
             vague = old and old.failure in (failure, _EVICTED) and _REASON.match(old.text)
             if vague and not _REASON.match(text):
@@ -695,7 +751,7 @@ class Signs:
                     self.shapes.add(shape_of(text, host))
                 raised = weight == "exception" or (self.traceback and _EXCEPTION.match(text))
                 place = (spot.number, spot.when, None, False, spot.local_rank) if spot else ()
-                sign = Sign(weight, failure, text, host, rank, *place)
+                sign = replace(Sign(weight, failure, text, host, rank, *place), more=self._further(text))
                 if spot and raised:
                     sign = replace(sign, code=spot.code, uncaught=spot.uncaught, own=spot.own)
                 self.now[key] = sign
@@ -705,6 +761,20 @@ class Signs:
                     self.kept.setdefault(key, sign)
         if rank in self.chains:
             self.chains[rank].append(text)
+
+    def _further(self, text: str) -> str:
+        """Return what the lines below say of the same exception; empty: nothing that is known to."""
+        below = [line.strip() for line in self.spot.further(text) if line.strip()] if self.spot else []
+        last = next((place for place, line in enumerate(below) if line == "Last error:"), None)
+        if _NCCL_FAILED in text:
+            below = below[last : last + 2] if last is not None else []
+        elif _OF_FILES in text:
+            below = list(takewhile(lambda line: not line.startswith("Please"), below))
+        elif _LLM_C in text or (is_exception(text) and text.rstrip().endswith(":")):
+            below = [line for line in below[:1] if not _tells_an_end(line)]
+        else:  # Java's exception, below that of Python's
+            below = [line for line in below[:1] if line.startswith(": ")]
+        return shortened(" ".join(below).removeprefix(": ")) if re.search(r"\w", "".join(below)) else ""
 
     def _run_on(self, number: int) -> None:
         """Add a sign to those that are close together, or begin other ones."""
@@ -766,6 +836,8 @@ class Signs:
         """Return the hosts that a line names, or else the one that wrote it. `account`: of a process's end.
         """
         named, number = _WHO.search(text), (self.spot.number or 0) if self.spot else 0
+        if named is None and _RAY_MEMORY in text and self.spot:
+            named = next(filter(None, map(_WHO.search, self.spot.further(text))), None)
         if host is None and self.task and number - self.task[1] <= NEAR and is_exception(text):
             host, self.task = self.task[0], None  # what the driver raises because of it is its own
         if named is None:
@@ -806,7 +878,7 @@ class Signs:
 
     def _leads(self, text: str) -> bool:
         """Return whether a line only introduces those after it: a traceback, a report on a process; or
-        belongs to an aside."""
+        belongs to an aside, or to what went well."""
         if _ASIDE.search(text):
             self.aside = _ASIDE_LINES
             return True
@@ -839,7 +911,9 @@ class Signs:
         elif match := _ELASTIC.match(text):
             self.elastic = match[1]
         elif match := _NODE.match(text):
-            self.node, self.succeeded, self.status = match[1], False, ""
+            self.node, self.succeeded, self.status, self.pods = match[1], False, "", self.pods + 1
+        elif (event := self._event(text)) and self._went_well(event):
+            pass
         elif match := _STATUS.match(text):
             self.status, self.succeeded = match[1], match[1] == "Succeeded"
         elif self.succeeded and _OF_POD.match(text):
@@ -853,6 +927,26 @@ class Signs:
                 self._place(self.first, self.elastic)
         else:
             return False
+        return True
+
+    def _event(self, text: str) -> PodEvent | None:
+        return event_of(text, f"#{self.pods}")
+
+    def _went_well(self, event: PodEvent) -> bool:
+        """Return whether all went well with a pod, and drop the earlier warnings of that; or whether it did
+        after this warning, by their ages: lists of events are in no order."""
+        if not event.normal:
+            return any(each.ends(event, later=False) for each in self.normal)
+        if not event.stage:
+            return False
+        if len(self.normal) < _MOST:
+            self.normal.append(event)
+        for signs in (self.now, self.earlier, self.kept):
+            for key, sign in list(signs.items()):
+                warning = event_of(sign.text, key[1] or "")
+                if warning and not warning.normal and event.ends(warning, later=True):
+                    del signs[key]
+        self.succeeded = self.succeeded or (event.stage == OVER and not event.of.startswith("pod/"))
         return True
 
     def _begin_traceback(self) -> None:
@@ -875,7 +969,7 @@ class Signs:
     def _follows(self, text: str) -> bool:
         """Return whether a line belongs to those before it: the program goes on after an exception, or it is
         the exception of a process that torchrun reports on."""
-        if _OVER.search(text) and not is_exception(text) and not find(text):
+        if _OVER.search(text) and not (is_exception(text) or _PROPOSES.match(text) or find(text)):
             self._get_over()
             return True
         if not (self.account and text[:2] == "  " and _EXCEPTION.match(text[2:])):
@@ -902,6 +996,11 @@ class Signs:
             return False
         shell = None if self.forced else _SHELL.search(text)
         match = None if self.forced and _SHELL.search(text) else find(text)
+        if match is None and (_LLM_C in text or _NCCL_FAILED in text):
+            match = find(f"{text} {self._further(text)}")
+        if _CLUE.search(text) and len(self.clues) < _FEW and self.spot:
+            clue = Sign("symptom", match.failure.id if match else None, text, None, None, self.spot.number)
+            self.clues.setdefault(shape_of(text), clue)
         if match and _SRUN_KILLED.search(text) and (self.forced or self.now):
             match, failed = None, True  # srun ends the other tasks of a step itself
         native = match is None and _WHAT.match(text)
@@ -917,6 +1016,7 @@ class Signs:
         hosts = self._hosts(text, host, left is not None)
         weights = {weight for weight, *_ in (*self.now, *self.earlier)}
         rank = self.elastic_rank if _ACCOUNT.match(text) else crashed_rank
+        self._by_number(text, match, hosts, rank)
         if (match and match.phrase.weight == "limit") or _TIMED in text:
             # What had failed by itself is ended then as well: that is no timeout.
             if not {"cause", "exception", "crash"} & weights:
@@ -941,13 +1041,18 @@ class Signs:
         if match and match.phrase.weight != "notice":
             # Slurm says on which host the step was, and not which failed.
             nobody = match.phrase.weight == "scheduler" and "CANCELLED" in text
-            served = match.failure.id == _FULL and self.spot is not None and self.spot.serving
-            failure = _SERVED if served else match.failure.id
-            self._add(match.phrase.weight, failure, text, (None,) if nobody else hosts, rank)
+            failure, spot, event = match.failure.id, self.spot, self._event(text)
+            of = event.of if event and event.stage < OVER else None
+            if failure == _FULL and spot and spot.serving:
+                failure = _SERVED
+            elif failure == _DISK and spot and spot.shared:
+                failure = _SHARED
+            self._add(match.phrase.weight, failure, text, (None,) if nobody else hosts, rank, of)
             return False
         if _CRASH.search(text) or (shell and shell["how"] != "Aborted"):
             self.broke = True
-            entry = "bus_error" if _BUS.search(text) else "crashed"
+            illegal = "illegal_instruction" if _ILLEGAL.search(text) else "crashed"
+            entry = "bus_error" if _BUS.search(text) else illegal
             self._add("crash", entry, text, hosts, rank)
         elif raised:  # a loader's exception is told once more by the rank, before the loader's own traceback
             self._add("symptom" if _CAUGHT.search(text) else "exception", None, text, hosts)
@@ -957,6 +1062,25 @@ class Signs:
         else:
             return match is None
         return False
+
+    def _by_number(
+        self, text: str, match: Recognised | None, hosts: Sequence[str | None], rank: int | None
+    ) -> None:
+        """Remember what the kernel says of a process by its number; and where a launcher or a shell tells of
+        that one's end, say so of its host and rank, though steps were told in between."""
+        if match and match.phrase.weight == "cause" and self.spot and (process := _KERNEL.search(text)):
+            if len(self.kernel) < _KILLED:
+                self.kernel[process[1]] = match.failure.id, text, self.spot
+            return
+        ended = _PID.search(text) if self.kernel else None
+        if ended and (word := self.kernel.get(ended[ended.lastindex or 0])):
+            failure, line, there = word
+            if rank is None and any(sign.text == line and sign.host for sign in self.now.values()):
+                return
+            self.now = {key: sign for key, sign in self.now.items() if sign.text != line}
+            here, self.spot = self.spot, there
+            self._add("cause", failure, line, hosts, rank)
+            self.spot = here
 
 
 def _is_plain(raw: str, text: str) -> bool:
@@ -1025,6 +1149,21 @@ def is_exception(text: str) -> bool:
 def is_loud(line: str) -> bool:
     """Return whether a line mentions an error in any words, and not as of a warning or less."""
     return bool(_LOUD.search(line)) and not (_WARNING.search(line) or _BELOW.search(line))
+
+
+def complains(line: str) -> bool:
+    """Return whether a program says why it ends, in the words of Unix: not as Python does, not of another
+    process's end, and not only of what followed from a failure elsewhere."""
+    if not _COMPLAINT.match(line) or is_exception(line) or not is_loud(f"error {line}"):
+        return False
+    entry = find(line)
+    passing = _OVER.search(line) or _HARMLESS.search(line)
+    return not (passing or _tells_an_end(line) or (entry and entry.phrase.weight == "symptom"))
+
+
+def _tells_an_end(line: str) -> bool:
+    """Return whether a launcher or a shell tells of a process's end."""
+    return any(each.search(line) for each in (_EXITS, _SHELL, _FORCED, _EXTERNAL, _TASKS))
 
 
 def has_bare_exception(lines: Sequence[str]) -> bool:

@@ -147,6 +147,11 @@ def _number(digits: str) -> float:
     return float(digits.replace(",", "")[:18])
 
 
+def counts(line: str) -> bool:
+    """Return whether a line counts steps."""
+    return bool(_COUNTER.search(line)) and not _OTHER.search(line)
+
+
 def ended_well(lines: Iterable[str]) -> bool:
     """Return whether one of these lines says that the program ended as it should."""
     return any(_WELL.search(line) for line in lines)
@@ -169,7 +174,7 @@ def closes(ends: Iterable[str]) -> bool:
             by = _PROGRAM.match(next(iter(lines[number + 1 :]), ""))
             return by is not None and by[1] not in ("systemd", "CRON", "sshd")
         begun = _BEGUN.search(line) or NEXT_RUN.match(line)
-        if begun or (_COUNTER.search(line) and not _OTHER.search(line)):
+        if begun or counts(line):
             return False
     return False
 

@@ -16,9 +16,9 @@ from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 from muster.core.errors import BrokenPluginError
 from muster.core.registry import broken, fits, guarded, load_plugin, package_of, plugin_names, warn
 from muster.failures.signs import HINTS as SIGN_HINTS
-from muster.failures.signs import SENDER, Sign, is_exception
+from muster.failures.signs import SENDER, Sign, complains, is_exception
 from muster.failures.table import find
-from muster.readers._counters import NEXT_RUN, Counters
+from muster.readers._counters import NEXT_RUN, Counters, counts
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers.base import LineReader, Reading
@@ -27,6 +27,7 @@ from muster.store.logfiles import Lines
 PACKAGE = "muster.readers"
 ENOUGH = 100  # lines before a sign, and before a block's end, that show whether a job goes on
 Made = Callable[[Frame], LineReader]
+_APART = 3  # lines between two in which a program says why it ends: it is another one
 _FEW = 8  # lines before a block's end that are enough where nothing tells of a failure
 _BACK = 200  # lines before it that are looked at
 # torch's own mark before what a rank raises; torchrun's redirects (a rank of its host); mpirun; srun --label.
@@ -42,6 +43,7 @@ _MARK = re.compile(r"^\[rank\d+\]: ?")
 _NAMED = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]|(?<=\.)[a-z])\w*(?:: .*)?"
 )  # an exception's class, and what it says
+_SHARED = re.compile(r"/multiprocessing/(?:synchronize|shared_memory|reductions)\.py$")
 _TRACED = re.compile(r"[\w.]*(?:Traceback|StackTrace)\b")  # how JAX says that it left frames out
 _VLLM = re.compile(r"\b(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w/]+\.py:\d+\] ")  # its logger
 _OTHERS = (
@@ -167,6 +169,20 @@ class LineFeed:
     def backwards(self) -> Iterator[str]:
         """Yield the job's last lines, the last one first."""
         return (line for block in reversed(self.ends) for line in reversed(block))
+
+    def complaint(self, most: int) -> Sign | None:
+        """Return the line in which the last program says why it ends: the first of those that stand together
+        among so many at the log's end; None: there is none, or steps follow."""
+        first, after = None, 0
+        places = ((block, place) for block in reversed(self.ends) for place in reversed(range(len(block))))
+        places = ((block, place) for block, place in places if block[place].strip())
+        for number, (block, place) in enumerate(islice(places, most + _APART)):
+            spot, text = LinePlace(block, place), self.frame.bare(block[place])
+            if complains(text) and (first or number < most):
+                first, after = Sign("exit", None, text.strip(), None, spot.rank, spot.number), number
+            elif counts(text) or (first and number - after == _APART):
+                break
+        return first
 
     def raised(self) -> Sign | None:
         """Return the exception that ended the job, of a name that the sieve does not know; None: there is
@@ -348,6 +364,20 @@ class LinePlace(NamedTuple):
         """Whether vLLM wrote the line, or its traceback goes through vLLM."""
         own = _VLLM.search(self.block[self.place])
         return bool(own) or any("/vllm/" in each[1] for each in self._frames())
+
+    @property
+    def shared(self) -> bool:
+        """Whether the traceback that ends here ends where Python or PyTorch makes what lies in /dev/shm."""
+        innermost = next(iter(self._frames()), None)
+        return innermost is not None and bool(_SHARED.search(innermost[1]))
+
+    def further(self, text: str) -> Sequence[str]:
+        """Return the next lines of the same sender, without what stands there before `text`, which is the end
+        of this one."""
+        line, prefix = _unprefixed(self.block[self.place]), _prefix(self.block[self.place])
+        head = line.partition(text)[0] if text in line else ""
+        lines = [_unprefixed(line) for line in self.below if _prefix(line) == prefix]
+        return [line[len(head) :] for line in lines if line.startswith(head.rstrip())]
 
     @property
     def below(self) -> Sequence[str]:

@@ -131,7 +131,8 @@ class Frame:
             self.signs.forget()
         if telling & FOR_SIGNS:
             sender = SENDER.match(before)
-            host = host or (sender and (sender["pod"] or sender["ip"] or sender["machine"])) or None
+            named = sender["pod"] or sender["node"] or sender["ip"] or sender["machine"] if sender else None
+            host = host or named or None
             own = before[sender.end() :] if sender and text == before else text
             self.signs.line(own, host, raw, shape)
         return text

@@ -40,6 +40,7 @@ FROM_USER = {"table", "own lines"}  # formats
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 # What is kept to explain a failure: shapes of signs, and signs of each; lines at the end.
 TOLD, LAST = 5, 5
+AT_END, CLOSE = 1, 10  # lines in which a program says why it ends: the log's last, and before a sign
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 _BUFFER = 8192  # bytes that Python holds back of what it prints to a file or a pipe
 _SOURCE = re.compile(r"File \"[^\"]+\", line \d+, in ")
@@ -217,6 +218,8 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         or trained
         or counters.closes(takewhile(lambda line: not is_exception(line), reversed(text))),
         worked=signs.marked or frame.steps > 0,
+        clues=tuple(replace(each, text=shortened(each.text)) for each in signs.clues.values()),
+        complaint=feed.complaint((quiet or 0) + CLOSE if first and first.weight == "exit" else AT_END),
     )
 
 

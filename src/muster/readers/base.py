@@ -235,7 +235,8 @@ class EndOfLog:
     what ended runs before the last one in the same log; `finished`: its last training had ended by itself;
     `closed`: its last lines say that the program ended as it should; `worked`: it tells steps; `loud`: the
     last ones that speak of an error in any words; `begun`: the line at which what was begun after the end of
-    its training breaks off, empty: none; `status`: of the pod, by kubectl."""
+    its training breaks off, empty: none; `status`: of the pod, by kubectl; `clues`: what shows where to look;
+    `complaint`: the line in which the last program says why it ends, in the words of a Unix program."""
 
     signs: tuple[Sign, ...]
     alike: int
@@ -253,6 +254,8 @@ class EndOfLog:
     loud: tuple[str, ...] = ()
     begun: str = ""
     status: str = ""
+    clues: tuple[Sign, ...] = ()
+    complaint: Sign | None = None
 
 
 @rows.dataclass(frozen=True, kw_only=True)

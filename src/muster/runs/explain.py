@@ -60,6 +60,7 @@ WHO: dict[Blame, str] = {
     "nobody": "nobody",
 }
 _ECHO = "no line says why: those here may only follow from what failed in another rank or host"
+_COMPLAINED = "The last error in it says: {}"
 _QUIET = "no known failure is in it, and nothing says how it ended"
 _PRINTED: tuple[Weight, ...] = ("exception", "symptom", "exit")  # many programs do so, and go on
 _OPEN = re.compile(r"Traceback \(most recent call last\)|^\W*(?:\S+ )?File \"")
@@ -234,6 +235,8 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     ranked = _cause_first(ranked)
     log, sign = ranked[0]
     entry = known_failures().get(sign.failure or "") or _known_of(sign)
+    if sign.weight == "exit" and log.why and log.why.complaint:
+        return _complained(of, log, log.why.complaint, echoes, notes, sign.host)
     if sign.weight in ("symptom", "exit") and (entry is None or _is_echo(entry)):
         lines = _telling([each for each, _ in ranked])
         explanation = Explanation(
@@ -253,10 +256,12 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         and order(other.weight) <= order("exception")
     ]
     others += [each for each in before if each[1] is not sign]
-    others += [(log, each) for each in (log.why.met if log.why else ())]  # which is no echo of another rank
+    if log.why:  # what is no echo of another rank
+        clues = (each for each in log.why.clues if not each.failure or each.failure != sign.failure)
+        others += [(log, each) for each in (*log.why.met, *clues)]
     evidence = _evidence(log, _placed(log, sign))
     failure = Failure(
-        what=sign.text,
+        what=sign.words,
         where=_where(evidence.rank, sign.local_rank),
         host=evidence.host,
         hint=_remedy_of(sign, entry, evidence.host) if entry else None,
@@ -266,7 +271,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     explanation = Explanation(
         of=of,
         answer="known" if entry else "named",
-        says=entry.cause if entry else _NAMED[sign.weight].format(sign.text),
+        says=entry.cause if entry else _NAMED[sign.weight].format(sign.words),
         failure=failure,
         blame=sign.blame if sign.weight == "exception" and entry is None else None,
         alike=sum(1 for _, each in ranked[1:] if _alike(each, sign)) + (log.why.alike if log.why else 0),
@@ -346,6 +351,9 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         )
     ]
     empty = [log for log in jobs if log.reason == "is empty"]
+    ended = (log for log in jobs if not _went_on(log) and not (log.why and log.why.closed))
+    if complained := next(((log, log.why.complaint) for log in ended if log.why and log.why.complaint), None):
+        return _complained(of, *complained, 0, notes)
     if stopped or notes or len(empty) == len(jobs):
         first = next(iter(stopped or empty or jobs))
         begun = first.why.begun if first.why else ""
@@ -382,6 +390,17 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         says += f"; {NOT_FINITE}: what was trained is of no use"
     answer: Answer = "unknown" if open_ended else "nothing"
     return Explanation(of=of, answer=answer, says=says, lines=_telling(open_ended), notes=notes)
+
+
+def _complained(
+    of: str, log: JobLog, line: Sign, echoes: int, notes: list[str], host: str | None = None
+) -> Explanation:
+    """Return the answer where nothing but the last program's own words say why it ended."""
+    evidence = _evidence(log, replace(line, host=host))
+    where = _where(evidence.rank, None)
+    failure = Failure(what=line.text, where=where, host=evidence.host, evidence=evidence)
+    explanation = Explanation(of=of, answer="named", says=_COMPLAINED.format(line.text), failure=failure)
+    return explanation.model_copy(update={"blame": "unknown", "echoes": echoes, "notes": notes})
 
 
 def _ended_well(log: JobLog) -> bool:
@@ -438,9 +457,9 @@ def _placed(log: JobLog, sign: Sign) -> Sign:
     nobodys = (*_PRINTED[1:], "external")  # a cancelled step names the host of its first task, if any
     if sign.host is not None or sign.rank is not None or sign.weight in nobodys or sign not in signs:
         return sign
-    if sign.weight == "scheduler":
-        ends = [each for each in signs if _alike(each, sign)]
-    else:  # srun says "Killed" of tasks that it ended itself
+    ends = [each for each in signs if _alike(each, sign) and each.host]
+    if sign.weight != "scheduler" and not (ends and sign.weight == "crash"):
+        # srun says "Killed" of tasks that it ended itself
         ends = [each for each in signs if each.weight == "exit" and not each.text.endswith(": Killed")]
     hosts, ranks = ({each.host for each in ends} - {None}, {each.rank for each in ends} - {None})
     if len(hosts) > 1 or len(ranks) > 1:
