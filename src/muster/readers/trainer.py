@@ -250,10 +250,11 @@ class Reader:
         ]
 
     def _at_last(self, bar: _Bar | None) -> bool:
-        """Return whether the bar reached the announced total and no other one was begun after it, of a loop
-        that is not the Trainer's: that one says itself when it ends."""
+        """Return whether the bar reached the announced total, no other one was begun after it and nothing
+        failed, of a loop that is not the Trainer's: that one says itself when it ends."""
         trainer = self.logged or _SIZE in self.settings
-        return bool(bar and bar.step == self.total == self.newest and not trainer)
+        at_last = bar is not None and bar.step == self.total == self.newest
+        return at_last and not trainer and self.frame.signs.decisive() is None
 
     def _see_loss(self, text: str) -> None:
         """Keep where the loss, or its gradient, ceased to be finite for good: fp16 begins with some that are
