@@ -55,6 +55,7 @@ _STAMP = re.compile(
     r"(?:(\d{4})[-/](\d\d)[-/](\d\d)|(?<!\d)(\d\d)/(\d\d)/(\d{4}))"
     r"[ T_,](\d\d):(\d\d):(\d\d)(?:[,.](\d{1,6}))?"
 )
+_HALF_DAY = re.compile(r"(\d{1,2}):(\d\d:\d\d(?:\.\d{1,6})?) ?([aApP])[mM]")  # 11:58:10 PM
 # A process of the job begins anew where an earlier one was: torchrun, and whoever loads a checkpoint.
 _ANEW = re.compile(
     r"will restart worker group|Rendezvous'ing worker group|"
@@ -355,6 +356,8 @@ def moment(text: str) -> float | None:
     if (value := number(text)) is not None:
         return value
     text = text.replace(",", ".").removesuffix("Z")
+    if match := _HALF_DAY.fullmatch(text):
+        text = f"{int(match[1]) % 12 + 12 * (match[3] in 'pP'):02d}:{match[2]}"
     try:
         then = datetime.fromisoformat(f"1970-01-01T{text}" if text[2:3] == ":" else text)
         return then.replace(tzinfo=then.tzinfo or timezone.utc).timestamp()
