@@ -90,7 +90,8 @@ from tests.unit.logs import read_log
 FOLDER = Path(__file__).parent / "rooms"
 TIMES = ("started", "ended", "run")  # of a bench's job
 LONGEST = 2000  # of an input and of what is made of it
-LEFT_OUT = {"digest", "shapes", "why", "started", "ended"}  # of a job: for this process, or said apart
+# Of a job: for this process, or said apart.
+LEFT_OUT = {"digest", "heard", "shapes", "why", "started", "ended"}
 RECIPE = {
     "workload", "precision", "engine", "model", "train", "batch", "data", "env", "launch", "lora",
     "loss_scale", "generation", "reward", "ppo", "grpo", "dpo", "rloo", "checkpoint", "evaluate",

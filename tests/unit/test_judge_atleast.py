@@ -93,5 +93,6 @@ def test_tokens_of_a_device_are_not_held_against_a_bar_of_a_job(tmp_path: Path) 
     for host in ("node1", "node2"):
         lines = [f"{head.format(n // 60, n % 60)}step: {n}  loss:  3.2  tps: 5,461" for n in range(1, 120)]
         write(tmp_path / f"{host}.log", lines)
-    with pytest.raises(UsageError, match="no log states tokens/s"):
+    with pytest.raises(UsageError, match="no log states tokens/s") as refused:
         judge(tmp_path, at_least="40ktokens/s")
+    assert "one device" in (refused.value.hint or "")

@@ -9,16 +9,16 @@ from collections.abc import Mapping
 import pytest
 
 from muster.judging import Judgement, Observation, Topology, judge
-from muster.judging.readings import Readings, reach
+from muster.judging.readings import Readings, _beyond_noise, reach
 
 NOISE = 0.003  # of a job
 
 
-def judged(own: Mapping[str, float], seed: int, jobs: int = 3) -> Judgement:
+def judged(own: Mapping[str, float], seed: int, jobs: int = 3, noise: float = NOISE) -> Judgement:
     """Run jobs alone on hosts that are slower by their own shares."""
     draw = random.Random(seed)
     observations = [
-        Observation(f"{job}-{host}", (host,), 2.5 * (1 + slower) * math.exp(draw.gauss(0, NOISE)), work="w")
+        Observation(f"{job}-{host}", (host,), 2.5 * (1 + slower) * math.exp(draw.gauss(0, noise)), work="w")
         for job in range(jobs)
         for host, slower in own.items()
     ]
@@ -67,3 +67,37 @@ def test_few_hosts_show_their_deviation_badly(freedom: float, quantile: float) -
     """Student's quantiles of 1 in 31,574, from tables."""
     rows = Readings(spread={"w": 0.01}, freedom={"w": freedom})
     assert reach(rows, "w") / 0.01 == pytest.approx(quantile, rel=0.03)
+
+
+@pytest.mark.parametrize(("count", "jobs", "most"), [(5, 4, 2), (8, 3, 2), (12, 3, 2), (20, 2, 6)])
+def test_noise_of_jobs_is_no_difference_between_hosts(count: int, jobs: int, most: int) -> None:
+    """Jobs differ by 3 %, hosts do not: one that is 12 % slower passed in up to every fifth fleet, since what
+    noise makes of a host's jobs was taken for what healthy hosts differ by."""
+    own = hosts(count, 0.0, 0)
+    conditions = [judged(own | {"n03": 0.12}, seed, jobs, 0.03).hosts[3].condition for seed in range(60)]
+    assert sum(each in ("fit", "differs") for each in conditions) <= most
+    assert sum(bool(judged(own, seed, jobs, 0.03).accused) for seed in range(60)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("scale", "noise", "hosts", "least", "most"),
+    [
+        (0.01, 0.0005, 8, 0.009, 0.012),  # it is theirs
+        (0.02, 0.002, 12, 0.018, 0.023),
+        (0.004, 0.0005, 64, 0.0037, 0.0042),
+        (0.015, 0.015, 5, 0.0, 0.006),  # as much as noise makes
+        (0.024, 0.015, 5, 0.0, 0.008),  # more, but as five hosts may show it by chance
+        (0.024, 0.015, 64, 0.015, 0.021),  # 64 do not: sqrt(0.024^2 - 0.015^2) is left
+    ],
+)
+def test_what_hosts_differ_by_beyond_the_noise_of_their_jobs(
+    scale: float, noise: float, hosts: int, least: float, most: float
+) -> None:
+    assert least <= _beyond_noise(scale, hosts - 1, noise, 1.5 * hosts) <= most
+
+
+@pytest.mark.parametrize("seed", [3, 15, 25])
+def test_a_host_that_is_as_slow_as_counts_is_not_fit(seed: int) -> None:
+    """Its two jobs are 9.0 % slower, where 7.4 % counts: it was "fit", at most 13.5 % slower."""
+    found = judged(hosts(20, 0.0, 0) | {"n03": 0.09}, seed, 2, 0.03).hosts[3]
+    assert found.condition in ("unknown", "probably fit")

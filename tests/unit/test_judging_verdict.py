@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -494,6 +495,38 @@ def test_a_suspect_runs_alone_beside_others_of_its_moment() -> None:
     jobs = wavy([*RING, *ALONE[4:]], {"n03"})
     wave = next_wave(localise(jobs, PLACE, Settings(references=4, beside=6)))
     assert ("n03",) in wave and sum(len(group) == 1 for group in wave) == 6
+
+
+@pytest.mark.parametrize("slower", [0.2, 0.5])
+def test_the_only_job_over_a_link_is_slow(slower: float) -> None:
+    """Every two of eight hosts ran once: "all are fit, links at most 0.7 % slower"."""
+    draw = random.Random(3)
+    jobs = [
+        ran("-".join(pair), *pair, slower=draw.gauss(0, 0.005) + slower * (pair == ("n02", "n05")))
+        for pair in itertools.combinations(SIXTEEN[:8], 2)
+    ]
+    found = verdicts(jobs, Topology(SIXTEEN[:8]))
+    assert {host for host, each in found.items() if each.condition != "fit"} == {"n02", "n05"}
+    for host, other in (("n02", "n05"), ("n05", "n02")):
+        each = found[host]
+        assert not each.bad and slower - 0.02 < (each.at_most or 0) < slower + 0.04
+        assert other in each.reason and "n02-n05" in each.reason
+        assert "n02" in each.settle and "n05" in each.settle
+
+
+@pytest.mark.parametrize("slower", [0.012, 0.05])
+def test_a_bound_of_links_is_that_of_the_slowest(slower: float) -> None:
+    """A job that is slower by 1.2 % is within noise of 0.5 %; 5 % are rather chance. The bound has it."""
+    draw = random.Random(4)
+    jobs = [
+        ran("-".join(pair), *pair, slower=slower if pair == ("n02", "n05") else draw.gauss(0, 0.005))
+        for pair in itertools.combinations(SIXTEEN[:8], 2)
+    ]
+    links = {
+        host: next(each.at_most or 0 for each in verdict.subjects if each.name == "links")
+        for host, verdict in verdicts(jobs, Topology(SIXTEEN[:8])).items()
+    }
+    assert min(links["n02"], links["n05"]) >= slower
 
 
 def test_jobs_that_a_bad_partner_slowed_tell_nothing_of_a_host() -> None:

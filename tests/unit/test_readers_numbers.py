@@ -274,6 +274,14 @@ def test_times_with_a_zone_are_of_one_clock() -> None:
     assert there == here == 1714564800
 
 
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [("11:58:10 PM", 23), ("11:58:10 am", 11), ("1:58:10PM", 13), ("12:58:10.0 AM", 0), ("12:58:10 PM", 12)],
+)
+def test_times_of_half_a_day(text: str, hours: int) -> None:
+    assert moment(text) == 3600 * hours + 60 * 58 + 10
+
+
 def test_a_part_of_the_ranks_is_not_all_of_them() -> None:
     """NCCL makes a communicator of all ranks, and then smaller ones."""
     frame = Frame()

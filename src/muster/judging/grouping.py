@@ -116,8 +116,9 @@ def notes_of(logs: Sequence[JobLog]) -> list[str]:
 
 def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
     """Return, for each copy, its index and that of the original: on the same hosts, with the same lines; or
-    with the same begin, end, last loss and measured windows. Logs without either can be alike and of several
-    jobs."""
+    with the same begin, end, last loss and measured windows, by lines of steps that are the same but for who
+    sent them: windows of whole seconds alone are alike by chance. Logs without either can be of several jobs.
+    """
     first_of: dict[tuple[object, ...], int] = {}
     copies: dict[int, int] = {}
     for index, log in enumerate(logs):
@@ -127,7 +128,7 @@ def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
         if log.digest and (log.started is not None or log.measured):
             keys.append((log.hosts, log.digest, log.job.partition("#")[2]))
         if log.started is not None and log.measured:
-            keys.append((log.hosts, log.started, log.ended, log.outcome, log.measured, log.loss))
+            keys.append((log.hosts, log.started, log.ended, log.outcome, log.measured, log.loss, log.heard))
         first = next((first_of[key] for key in keys if key in first_of), index)
         first_of.update(dict.fromkeys(keys, first))
         if first != index and _place(log) != _place(logs[first]):  # else a rank's

@@ -28,7 +28,7 @@ from muster.judging import (
     judge_state,
     localise,
 )
-from muster.judging.grouping import PRESUMED, by_job, notes_of
+from muster.judging.grouping import PRESUMED, SIZED, by_job, notes_of
 from muster.judging.readings import smallest
 from muster.judging.stalls import usual_paces
 from muster.readers.base import APART, JobLog
@@ -41,6 +41,12 @@ FASTER = 1.2, 6.0  # times, and deviations, by which a job is too fast to be of 
 DRIFTED = 3.0  # standard errors by which a whole fleet differs from its baseline, at least
 ALONE = "it is not known what its jobs trained (--workload NAME says it), so they are compared with no others"
 UNPLACED = "it is not known on which hosts its jobs ran, so they are no evidence"
+# Of a job, and of a host, whose rates are of whole runs, start-up and all.
+OF_OTHER_LENGTH = (
+    "its rate is that of a whole run, start-up and all, and of another number of steps than most: compared "
+    "only with runs of as many"
+)
+LENGTHS = "the rates of its jobs have start-up in them, and no other hosts made as many steps in a run"
 SILENT = "the logs of its jobs have neither step times nor a failure"
 
 
@@ -148,7 +154,9 @@ def _job(log: JobLog, shared: SharedEnds, hardware: Mapping[str, str]) -> _Job:
 
 def _measured_alike(logs: Sequence[JobLog]) -> list[JobLog]:
     """Return the jobs of a work by the same measure: by the tool's own figures, where it has step times of
-    less than half of them. A slow job can be long enough for these where its peers are not."""
+    less than half of them. A slow job can be long enough for these where its peers are not. Such a figure
+    has start-up in it, which weighs the more the fewer steps there were: of another number of steps than is
+    usual, as after a resume, it is of another work."""
     kinds: dict[tuple[object, ...], list[int]] = {}
     for index, log in enumerate(logs):
         if log.reported and log.outcome.good:
@@ -159,6 +167,14 @@ def _measured_alike(logs: Sequence[JobLog]) -> list[JobLog]:
         if 2 * sum(logs[index].measured is not None for index in members) < len(members):
             for index in members:
                 alike[index] = replace(logs[index], measured=None)
+        whole = [index for index in members if alike[index].measured is None and logs[index].steps]
+        usual = statistics.median([logs[index].steps or 0 for index in whole] or [0])
+        for index in whole:
+            steps = logs[index].steps or 0
+            if abs(steps - usual) > SIZED * usual:
+                settings = f"{logs[index].settings}; {steps} steps"
+                notes = (*logs[index].notes, OF_OTHER_LENGTH)
+                alike[index] = replace(alike[index], settings=settings, notes=notes)
     return alike
 
 
@@ -218,11 +234,22 @@ def _silent(jobs: Sequence[_Job], shared: SharedEnds, verdict: Judgement) -> dic
         for host in each.hosts
         if each.condition == "unknown" and host in observed - compared
     }
+    lengths = dict.fromkeys(observed, True)
+    for job in jobs:
+        for host in job.log.hosts if job.observation else ():
+            lengths[host] = lengths[host] and OF_OTHER_LENGTH in job.log.notes
+    reasons |= {
+        each.host: LENGTHS
+        for each in verdict.hosts
+        if each.condition == "unknown" and not each.evidence and lengths.get(each.host)
+    }
     for job in jobs:
         for host in job.log.hosts:
             if host not in observed:
                 why = AS_MOST if shared.of(job.log) else UNPLACED if job.log.unplaced else SILENT
-                reasons[host] = max(why, reasons.get(host, why), key=(SILENT, ALONE, UNPLACED, AS_MOST).index)
+                reasons[host] = max(
+                    why, reasons.get(host, why), key=(SILENT, ALONE, LENGTHS, UNPLACED, AS_MOST).index
+                )
     return reasons
 
 

@@ -216,7 +216,9 @@ def held(document: Judged, bound: Bound) -> Judged:
     no job states the figure."""
     speeds = {job.job: bound.reached(job) for job in document.jobs}
     if all(speed is None for speed in speeds.values()):
-        raise UsageError(f"no log states {bound.unit}", where="--at-least")
+        of_one = any(OF_A_DEVICE in job.notes for job in document.jobs)
+        hint = "the logs tell those of one device, and not of how many" if of_one else ""
+        raise UsageError(f"no log states {bound.unit}", where="--at-least", hint=hint)
     silent = sum(speeds[job.job] is None for job in document.jobs if job.outcome.good)
     note = f"{counted(silent, 'job')} could not be held against {bound.words}: the logs tell no {bound.unit}"
     jobs = [

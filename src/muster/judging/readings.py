@@ -43,8 +43,12 @@ FAR = 4.0  # deviations of a normal distribution: no noise, or hardly ever
 CLIP = 3.0  # deviations: readings further off tell nothing of how healthy hosts differ
 GAP = 5.0  # deviations: hosts behind such a gap are slow, or other hardware
 MUCH = 2.0  # times DIFFER: hosts that differ by less are taken to differ as usual
-PRIOR_HOSTS = 4  # DIFFER counts as much as so many hosts
+PRIOR_HOSTS = 4  # DIFFER makes what hosts differ by as sure as so many hosts more
+TAIL = 2  # hosts that DIFFER counts for in how much it is: few, since others may differ by much more
+EFFICIENCY = 0.5  # of a median of variances, as a share of the degrees of freedom of their mean
 DIFFER = 0.002  # what hosts usually differ by (64 healthy 8-GPU hosts: 0.0018, with the noise of their jobs)
+_DIFFERENCES = tuple(DIFFER * 1.25**i for i in range(-4, 26))  # 0.08 to 53 %
+_NOISES = tuple(1.25**i for i in range(-6, 7))  # times what the jobs of hosts show
 MOST_HICCUPS = 0.1  # of jobs; what is more frequent is no hiccup
 MOST = 12  # readings of a host that are compared with each other
 APART = 4.0  # standard deviations of hosts: that far from its peers a healthy one hardly is (1 in 30,000)
@@ -239,8 +243,8 @@ def read(
     _learn_noise(rows, topology)
     _learn_crashes(rows)
     rows.spread = _spreads(rows)
-    for work, (levels, noise) in _levels(rows).items():
-        middle, differ, freedom = _differ(levels, noise)
+    for work, levels in _levels(rows).items():
+        middle, differ, freedom = _differ(*levels)
         if differ > max(MUCH * DIFFER, rows.spread.get(work, 0.0)):
             rows.spread[work], rows.freedom[work] = differ, freedom
             # Of hosts that differ, the baseline is that of a few which happen to be alike.
@@ -366,9 +370,9 @@ def _spreads(rows: Readings) -> dict[str, float]:
     return spreads
 
 
-def _levels(rows: Readings) -> dict[str, tuple[list[float], float]]:
+def _levels(rows: Readings) -> dict[str, tuple[list[float], float, float]]:
     """Return, by work, the sorted usual readings of hosts that ran it alone twice or more, where there are
-    FEWEST of them, and the standard error of one."""
+    FEWEST of them, the standard error of one, and the degrees of freedom of that."""
     of_work: dict[str, list[list[float]]] = {}
     for own in rows.of_host.values():
         works: dict[str, list[float]] = {}
@@ -385,15 +389,16 @@ def _levels(rows: Readings) -> dict[str, tuple[list[float], float]]:
             few = statistics.median([len(values) for values in hosts])
             # The median variance of so few is low (chi-squared, Wilson and Hilferty), a median's is high.
             noise *= (1.0 - 2.0 / (9.0 * (few - 1))) ** -3 * (math.pi / 2 if few > 2 else 1.0) / few
-            levels[work] = sorted([statistics.median(values) for values in hosts]), math.sqrt(noise)
+            usual = sorted([statistics.median(values) for values in hosts])
+            levels[work] = usual, math.sqrt(noise), EFFICIENCY * len(hosts) * (few - 1)
     return levels
 
 
-def _differ(levels: Sequence[float], noise: float) -> tuple[float, float, float]:
+def _differ(levels: Sequence[float], noise: float, known: float) -> tuple[float, float, float]:
     """Return the median host, what hosts differ by for good (a standard deviation), and its degrees of
     freedom: by the median of how far they are from their median, so that less than half of them may be slow.
-    Those behind a gap are left out, where some are before it and close together. Drawn towards what is usual
-    as PRIOR_HOSTS more would."""
+    Those behind a gap are left out, where some are before it and close together. `noise`: the standard error
+    of a host's level; `known`: its degrees of freedom."""
     for count in range(max(FEWEST, len(levels) // 6), len(levels)):
         gap = levels[count] - levels[count - 1]
         # Few gaps are wide enough to ask for a deviation, which takes all hosts before it.
@@ -402,10 +407,25 @@ def _differ(levels: Sequence[float], noise: float) -> tuple[float, float, float]
             break
     middle = statistics.median(levels)
     scale = MAD * statistics.median([abs(level - middle) for level in levels])
-    square = max(0.0, scale * scale - noise * noise)
     weight = len(levels) - 1
-    freedom = weight + PRIOR_HOSTS
-    return middle, math.sqrt((weight * square + PRIOR_HOSTS * DIFFER**2) / freedom), freedom
+    return middle, _beyond_noise(scale, weight, max(noise, FLOOR / 10), known), weight + PRIOR_HOSTS
+
+
+def _beyond_noise(scale: float, weight: float, noise: float, known: float) -> float:
+    """Return the deviation of hosts whose levels have this one, with the noise of their jobs in it: the mean
+    of the variance, over all that the two estimates leave possible (each scaled chi-squared, with `weight`
+    and `known` degrees of freedom), where TAIL hosts that differ as usual are assumed beforehand."""
+    weights: list[float] = []
+    for own in _DIFFERENCES:
+        assumed = -TAIL * math.log(own / DIFFER) - 0.5 * TAIL * (DIFFER / own) ** 2
+        for times in _NOISES:
+            square = own * own + (times * noise) ** 2
+            fits = -0.5 * weight * (math.log(square) + scale * scale / square)
+            weights.append(assumed + fits - known * math.log(times) - 0.5 * known / times**2)
+    most = max(weights)
+    likely = [math.exp(each - most) for each in weights]
+    squares = [own * own for own in _DIFFERENCES for _ in _NOISES]
+    return math.sqrt(sum([a * b for a, b in zip(likely, squares, strict=True)]) / sum(likely))
 
 
 def reach(rows: Readings, work: str) -> float:

@@ -16,7 +16,7 @@ from muster.judging.document import Condition, Evidence, Subject, Verdict, looke
 from muster.judging.explain import Component, FaultExplanation, blamed, shown_by
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
 from muster.judging.localise import Posterior, localise
-from muster.judging.observation import Group, Observation, Settings, Topology
+from muster.judging.observation import Group, Link, Observation, Settings, Topology
 from muster.judging.readings import FAILED, STANDS_OUT, Readings, own_share, reach, smallest
 
 SHOWN = 6  # readings given as evidence
@@ -201,6 +201,7 @@ class _Hosts:
         self.readings = state.case.readings
         self.blamed = blamed(state.parts, state.settings)
         self.usual = _usual_deviations(state)
+        self.doubted = _doubted_links(state)
         self._next: tuple[Group, ...] | None = None
 
     def verdict(self, host: int) -> Verdict:
@@ -233,17 +234,16 @@ class _Hosts:
         base = _changed(base, condition="probably fit" if good and chance <= PROBABLY else "unknown")
         if chance > 1.0 - state.settings.named:
             return self._in_doubt(base, host, chance)
+        if host in self.doubted:
+            return self._of_doubted_link(base, host)
         if unclear:
             return _changed(base, reason=self._never_good(host, rows), settle=self._settle(name))
         low = math.expm1(smallest(self.readings, rows, state.settings))
         confidence = 1.0 - max(chance, _unseen(state, rows, low))
         differs = self._differs(rows)
         if differs is not None:
-            slower, within, spread = differs
-            reason = (
-                f"{slower:.1%} slower than its peers; healthy hosts of this fleet differ by {spread:.2%} "
-                f"(standard deviation), so only {low:.1%} or more is slow"
-            )
+            slower, within, why = differs
+            reason = f"{slower:.1%} slower than its peers; {why}"
             return _changed(
                 base, condition="differs", confidence=confidence, slower=slower, within=within, reason=reason
             )
@@ -264,19 +264,34 @@ class _Hosts:
         suspected = "" if chance <= PROBABLY else "suspected: "
         return _changed(base, reason=f"{suspected}bad with a probability of {below(chance)}", settle=settle)
 
+    def _of_doubted_link(self, base: Verdict, host: int) -> Verdict:
+        """Return the verdict of a host of which a link is suspected."""
+        chance, fault, fit = self.doubted[host]
+        names = [self.state.topology.hosts[each] for each in fault.where]
+        other = names[fault.where[0] == host]
+        what = self._what(max(shown_by(self.state.case, fit), key=lambda row: self.readings.value[row]))
+        return _changed(
+            base,
+            reason=f"its link to {other} is suspected, with a probability of {below(chance)}: {what}",
+            settle=f"a job of {names[0]} with {names[1]}",
+        )
+
+    def _what(self, row: int) -> str:
+        """Return how slow the job of a reading was, or that it failed."""
+        readings = self.readings
+        job = self.state.observations[readings.source[row]].job
+        if readings.failed(row):
+            return f"{job} failed"
+        half = "one half of " if row in readings.half else ""
+        return f"{half}{job} was {format_slower(math.expm1(readings.value[row]), 'its peers', digits=1)}"
+
     def _once(self, host: int, chance: float) -> str:
         """Return the evidence of a single job."""
         state, readings = self.state, self.readings
         fit = state.part_of[host].likeliest(host)
         assert fit is not None  # it is in `once` for it
-        row = shown_by(state.case, fit)[0]
-        job = state.observations[readings.source[row]].job
+        what = self._what(shown_by(state.case, fit)[0])
         others = len({readings.source[each] for each in readings.of_host[host]}) - 1
-        if readings.failed(row):
-            what = f"{job} failed"
-        else:
-            half = "one half of " if row in readings.half else ""
-            what = f"{half}{job} was {format_slower(math.expm1(readings.value[row]), 'its peers', digits=1)}"
         others_words = f"its {counted(others, 'other job')} {'was' if others == 1 else 'were'} not"
         others_words = others_words if others else "it has no other"
         return f"suspected, with a probability of {below(chance)}, for one job alone: {what}, {others_words}"
@@ -299,14 +314,31 @@ class _Hosts:
         alone = [row for row in mine if readings.alone[row]]
         groups = [row for row in mine if not readings.alone[row]]
         training = [row for row in groups if not self.state.observations[readings.source[row]].exchanges]
-        links = {link for row in groups for link in readings.links(row) if host in link}
         met = any(not readings.alone[row] for row in rows)
         subjects = [self._subject("compute", alone or training, len(alone) + len(training))]
         if met:
             card = self._subject("card", groups, len(groups))
             subjects.append(card)
-            subjects.append(card.model_copy(update={"name": "links", "jobs": len(links)}))
+            subjects.append(self._links(host, groups, card))
         return tuple(subjects)
+
+    def _links(self, host: int, groups: Sequence[int], card: Subject) -> Subject:
+        """Return the subject of a host's links, as its card is judged. Their bound is that of the slowest: a
+        job over one link does not show how another is. `groups`: its readings."""
+        readings = self.readings
+        doubted = [row for row, _ in self.doubted[host][2].expects] if host in self.doubted else []
+        links: dict[Link, list[int]] = {}
+        for row in sorted({*groups, *doubted}):
+            for link in readings.links(row) if not readings.failed(row) else ():
+                if host in link:
+                    links.setdefault(link, []).append(row)
+        bounds = [self._at_most(own) for rows in links.values() for own in _by_kind(readings, rows)]
+        return Subject(
+            name="links",
+            condition="unknown" if doubted else card.condition,
+            jobs=len(links),
+            at_most=None if card.at_most is None else max([card.at_most, *bounds]),
+        )
 
     def _subject(self, name: Literal["compute", "card"], rows: Sequence[int], jobs: int) -> Subject:
         readings = self.readings
@@ -316,7 +348,7 @@ class _Hosts:
         for own in _by_kind(readings, rows):
             here = self._at_most(own)
             bound = max(bound, here, self._plain_mean(own))
-            good = good and here <= self._limit(own)
+            good = good and here <= self._limit(own) and self._slow_by_chance(own) is None
         at_most = bound if bound < math.inf else None
         return Subject(name=name, condition="fit" if good else "unknown", jobs=jobs, at_most=at_most)
 
@@ -332,14 +364,27 @@ class _Hosts:
             return max(0.0, math.expm1(fastest))
         if len(timed) < len(rows):
             return math.inf
-        values, sigmas = [readings.value[row] for row in rows], [readings.sigma[row] for row in rows]
-        weights = [sigma**-2 for sigma in sigmas]
-        total = sum(weights)
-        mean = sum([weight * value for weight, value in zip(weights, values, strict=True)]) / total
-        if max(sigmas) > UNSTEADY * self.usual[readings.kind[rows[0]]]:
+        values = [readings.value[row] for row in rows]
+        mean, error = self._mean(rows)
+        if max(readings.sigma[row] for row in rows) > UNSTEADY * self.usual[readings.kind[rows[0]]]:
             # Where others' are steady, its noise does not excuse a job that was slow.
             mean = max(mean, sum(values) / len(values))
-        return max(0.0, math.expm1(mean + 2 / math.sqrt(total)))
+        return max(0.0, math.expm1(mean + 2 * error))
+
+    def _mean(self, rows: Sequence[int]) -> tuple[float, float]:
+        """Return the mean of readings (log), each counting by how well it is known, and its error."""
+        readings = self.readings
+        weights = [readings.sigma[row] ** -2 for row in rows]
+        total = sum(weights)
+        return sum([w * readings.value[r] for w, r in zip(weights, rows, strict=True)]) / total, total**-0.5
+
+    def _slow_by_chance(self, rows: Sequence[int]) -> tuple[float, float] | None:
+        """Return how much slower a host's jobs alone are on average, and what counts as slow, where the host
+        reaches that: it is no fit one, though chance may be why. None: it does not. It takes two jobs."""
+        if len(rows) < 2 or not self.readings.alone[rows[0]]:
+            return None
+        counts, (mean, _) = smallest(self.readings, rows, self.state.settings), self._mean(rows)
+        return (math.expm1(mean), math.expm1(counts)) if mean >= counts else None
 
     def _plain_mean(self, rows: Sequence[int]) -> float:
         """Return how much slower a host's jobs alone were, each counting alike; 0 in groups. A host's bound
@@ -383,6 +428,11 @@ class _Hosts:
         readings, settings = self.readings, self.state.settings
         alone = [row for row in rows if readings.alone[row]]
         groups = [row for row in rows if not readings.alone[row]]
+        by_chance = next(filter(None, map(self._slow_by_chance, _by_kind(readings, alone))), None)
+        if by_chance is not None and self._good(alone):
+            return "its jobs alone are {:.1%} slower, where {:.1%} counts: that may be chance".format(
+                *by_chance
+            )
 
         def slow_rows(own: Sequence[int]) -> list[int]:
             least = smallest(readings, own, settings)
@@ -414,21 +464,46 @@ class _Hosts:
             return f"{how}, alone: that may have been something else on the machine, or chance"
         return "all its jobs were slow, but other hosts explain that"
 
-    def _differs(self, rows: Sequence[int]) -> tuple[float, float, float] | None:
-        """Return by how much it is slower than its peers, the standard error, and what healthy hosts of this
-        fleet differ by: where it is slower by more than noise and by more than most of them. It takes two
-        jobs."""
+    def _differs(self, rows: Sequence[int]) -> tuple[float, float, str] | None:
+        """Return by how much it is slower than its peers, the standard error, and why that is not slow: where
+        it is slower by more than noise and by more than most of them. It takes two jobs."""
         readings = self.readings
         for own in _by_kind(
             readings, [row for row in rows if readings.alone[row] and not readings.hint[row]]
         ):
             spread, _ = own_share(readings, own[0])
+            most = reach(readings, readings.kind[own[0]].work)
             usual = sorted([readings.value[row] for row in own])[(len(own) - 1) // 2]
-            if len(own) > 1 and 2 * spread < usual <= reach(readings, readings.kind[own[0]].work):
+            if len(own) > 1 and 2 * spread < usual <= most:
                 noise = math.sqrt(max(readings.sigma[own[0]] ** 2 - spread**2, FLOOR**2) / len(own))
                 if usual > 3 * noise:
-                    return math.expm1(usual), noise, spread
+                    counts = math.expm1(smallest(readings, own, self.state.settings))
+                    few = (
+                        f", {most / spread:.0f} of these since few hosts show them,"
+                        if most > 5 * spread
+                        else ""
+                    )
+                    why = (
+                        f"healthy hosts of this fleet differ by {spread:.2%} (standard deviation), so only "
+                        f"{counts:.1%} or more{few} is slow"
+                    )
+                    return math.expm1(usual), noise, why
         return None
+
+
+def _doubted_links(state: Posterior) -> dict[int, tuple[float, Fault, Fit]]:
+    """Return hosts of which a link is suspected, and not accused: with which probability, which link, and how
+    it fits."""
+    doubted: dict[int, tuple[float, Fault, Fit]] = {}
+    for part in state.parts:
+        for fault in part.faults():
+            chance = part.probability(fault)
+            if fault.kind == "link" and chance > 1.0 - state.settings.named:
+                fit = part.fit_of(fault)
+                if not _accuses(state, fault, fit, chance):
+                    for host in fault.where:
+                        doubted[host] = max(doubted.get(host, (0.0, fault, fit)), (chance, fault, fit))
+    return doubted
 
 
 def _usual_deviations(state: Posterior) -> dict[JobClass, float]:
@@ -553,15 +628,17 @@ WORDS: dict[Kind, str] = {
 }
 
 
+def _accuses(state: Posterior, fault: Fault, fit: Fit, chance: float) -> bool:
+    """Return whether a link or a switch is accused: of a link one job, however slow, is a suspicion."""
+    sources = {state.case.readings.source[row] for row in shown_by(state.case, fit)}
+    return chance >= state.settings.named and (fault.kind != "link" or len(sources) > 1)
+
+
 def _shared(state: Posterior, part: Component, fault: Fault) -> Verdict | None:
     """Return the verdict of a link or a switch that is accused; None where it is not."""
-    chance = part.probability(fault)
-    if chance < state.settings.named:
+    chance, fit = part.probability(fault), part.fit_of(fault)
+    if not _accuses(state, fault, fit, chance):
         return None
-    fit = part.fit_of(fault)
-    readings = state.case.readings
-    if fault.kind == "link" and len({readings.source[r] for r in shown_by(state.case, fit)}) < 2:
-        return None  # one job, however slow, is a suspicion
     condition, slower, within = _size(state, fit)
     switch, hosts, but = None, [state.topology.hosts[host] for host in fault.where], fault.where
     if fault.kind != "link":

@@ -56,6 +56,7 @@ _STAMP = re.compile(
     r"(?:(\d{4})[-/](\d\d)[-/](\d\d)|(?<!\d)(\d\d)/(\d\d)/(\d{4}))"
     r"[ T_,](\d\d):(\d\d):(\d\d)(?:[,.](\d{1,6}))?"
 )
+_HALF_DAY = re.compile(r"(\d{1,2}):(\d\d:\d\d(?:\.\d{1,6})?) ?([aApP])[mM]")  # 11:58:10 PM
 # A process of the job begins anew where an earlier one was: torchrun, and whoever loads a checkpoint.
 _ANEW = re.compile(
     r"will restart worker group|Rendezvous'ing worker group|"
@@ -90,6 +91,7 @@ class Frame:
         self.user = user or UserFormat()
         self.slots = dict(slots or {})  # host -> its ranks; in their order
         self.later: dict[str, int | None] = {}  # the same of a hostfile after the launcher: of the next job
+        self.heard = 0  # a digest of the lines that readers took
         self.spoken: dict[str, None] = {}  # hosts whose own lines there are, as NCCL's
         self.prefixed: set[str] = set()  # hosts whose names stand before their lines
         self.launched = False  # DeepSpeed's launcher itself said which hosts it takes
@@ -376,6 +378,8 @@ def moment(text: str) -> float | None:
     if (value := number(text)) is not None:
         return value
     text = text.replace(",", ".").removesuffix("Z")
+    if match := _HALF_DAY.fullmatch(text):
+        text = f"{int(match[1]) % 12 + 12 * (match[3] in 'pP'):02d}:{match[2]}"
     try:
         then = datetime.fromisoformat(f"1970-01-01T{text}" if text[2:3] == ":" else text)
         return then.replace(tzinfo=then.tzinfo or timezone.utc).timestamp()

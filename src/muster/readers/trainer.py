@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from dataclasses import dataclass
 
 from muster.readers._frame import Frame, stamp
@@ -11,11 +12,12 @@ from muster.readers._lines import CHANGED, STEPS_ONLY
 from muster.readers.base import APART, FIGURE, NOT_FINITE, LogWindow, Reading, Series, number
 
 FORMAT = "Transformers"
+_ANY_EPOCH = " epoch "
 HINTS = (
     "%|", "train_runtime", "train_samples_per_second", "Total train batch size",
     "Total optimization steps", "aving model checkpoint", "Running Evaluation", "eval_runtime",
     "Skipping step", "'loss': ", "  Num ", "  Number of trainable", "  Instantaneous batch",
-    "  Gradient Accum", "train_steps_per_second", " global step ",
+    "  Gradient Accum", "train_steps_per_second", " global step ", _ANY_EPOCH,
 )  # fmt: skip
 
 # " 11%|█         | 11/100 [00:25<03:45,  2.00s/it]": the Trainer's own bars have no words before them
@@ -45,6 +47,10 @@ _SETTING = re.compile(
     rf"Total optimization steps|Number of trainable parameters) = ({FIGURE})"
 )
 _SIZE = "Number of trainable parameters"
+# What a loop without the Trainer says of an evaluation without a bar: "epoch 0: perplexity: 19.2 ..."
+_EVALUATED = re.compile(r"(?<!\w)epoch \d{1,6}: ")
+_LONGER = 1.5  # times as long for a step as usual is a window with such an evaluation in it
+_NEAR = 9  # windows before it show what is usual
 _LEAST = 5  # seconds of a window: bars show whole ones
 _EXACT = 100  # seconds from where on what bars say is right to a percent
 _MOST_BARS = 16
@@ -97,6 +103,7 @@ class _Bar:
         self.step = 0
         self.lost = 0  # overflows since the mark
         self.interrupted = False
+        self.evaluated = False  # since the mark something told an evaluation's result
         self.attempts: list[_Attempt] = []
 
     def done(self) -> int:
@@ -112,15 +119,23 @@ class _Bar:
             if len(self.attempts) < _MOST_ATTEMPTS:
                 self.attempts.append(_Attempt(before, step, seconds, step, seconds))
             self.series.before = max(0, step - self.lost) if self.first is None else self.series.before
-            self.first, self.step, self.lost, self.interrupted = (step, seconds), step, 0, False
+            self.first, self.step, self.lost = (step, seconds), step, 0
+            self.interrupted = self.evaluated = False
             return
         self.step = self.attempts[-1].step = step
         self.attempts[-1].seconds = seconds
         steps, passed = step - self.first[0], seconds - self.first[1]
         if passed >= _LEAST and steps > 0:
             lost = min(self.lost, steps)
-            self.series.add(LogWindow(steps, lost, steps - lost, passed, interrupted=self.interrupted))
-            self.first, self.lost, self.interrupted = (step, seconds), 0, False
+            paused = self.interrupted or (self.evaluated and passed > _LONGER * steps * self._usual())
+            self.series.add(LogWindow(steps, lost, steps - lost, passed, interrupted=paused))
+            self.first, self.lost = (step, seconds), 0
+            self.interrupted = self.evaluated = False
+
+    def _usual(self) -> float:
+        """Return the seconds of a step in the windows before; not finite: there are none."""
+        before = [*self.series.head, *self.series.tail][-_NEAR:]
+        return statistics.median([each.seconds / each.steps for each in before] or [math.inf])
 
 
 class Reader:
@@ -149,6 +164,7 @@ class Reader:
         self.skipped = 0
         self.logged = False
         self.barred = False  # it prints bars
+        self.newest = 0  # the total of the last one
         self.restarts = 0  # of the frame, at the last mark
         self.settings: dict[str, float | None] = {}
         self.changed: tuple[str, ...] = ()  # what is said of batches that were not the same
@@ -164,6 +180,7 @@ class Reader:
             self.barred = True
             hours, minutes, seconds = (int(part or 0) for part in match.groups()[2:])
             self._progress(int(match[1]), int(match[2]), 3600 * hours + 60 * minutes + seconds)
+            self._see_evaluation(text)
         elif match := _SETTING.search(text):
             self.settings[match[1]] = number(match[2])
             if match[1] == "Num examples":  # a process begins
@@ -194,7 +211,15 @@ class Reader:
             for bar in self.bars.values():
                 bar.lost += 1
         else:
-            self._interrupt()
+            self._see_evaluation(text)
+            if any(hint in text for hint in HINTS if hint != _ANY_EPOCH):
+                self._interrupt()
+
+    def _see_evaluation(self, text: str) -> None:
+        """Note a line with the result of an evaluation that may have no bar."""
+        if _ANY_EPOCH in text and _EVALUATED.search(text):
+            for bar in self.bars.values():
+                bar.evaluated = True
 
     def readings(self) -> list[Reading]:
         """Return one reading, where there was a bar or the summary."""
@@ -219,11 +244,18 @@ class Reader:
                 reported=reported,
                 steps=bar.done() if bar else done,
                 skipped=self.skipped,
-                ended=self.ended,
+                ended=self.ended or self._at_last(bar),
                 loss=self.loss,
                 notes=(*notes, *self._not_finite(), *(self._doubts(batch) if series else ())),
             )
         ]
+
+    def _at_last(self, bar: _Bar | None) -> bool:
+        """Return whether the bar reached the announced total, no other one was begun after it and nothing
+        failed, of a loop that is not the Trainer's: that one says itself when it ends."""
+        trainer = self.logged or _SIZE in self.settings
+        at_last = bar is not None and bar.step == self.total == self.newest
+        return at_last and not trainer and self.frame.signs.decisive() is None
 
     def _see_loss(self, text: str) -> None:
         """Keep where the loss, or its gradient, ceased to be finite for good: fp16 begins with some that are
@@ -351,6 +383,7 @@ class Reader:
         for other, bar in self.bars.items():
             if other != total:  # such as an evaluation's, while the training's stands still
                 bar.interrupted = True
+        self.newest = total
         if self.frame.restarts > self.restarts:
             self._interrupt()
         self.restarts = self.frame.restarts
