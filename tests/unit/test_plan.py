@@ -219,6 +219,18 @@ def big_trace(recipe: Recipe, precision: str, device: str, ranks: int) -> Trace:
     )  # fmt: skip
 
 
+def test_images_that_have_no_tokens_have_a_time() -> None:
+    """Swin, ConvNeXt, BEiT and ResNet have no closed form, and no length."""
+    fields = {"model_type": "swin", "image_size": 224, "patch_size": 4, "num_labels": 10}
+    words = ["model.name=null", "model.init=random", f"model.config={json.dumps(fields)}", "batch.micro=8"]
+    words += ["train.compile=false"]
+    recipe = read_recipe("vit-b16-cifar10", words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("muster.planner.plan.tracer", lambda *given, say=None: big_trace(*given))
+        made = plan_on(recipe, "l4:1", UserFigures(50_000)).plan
+    assert made.time is not None and made.time.mfu is not None and 0 < made.time.mfu < 1
+
+
 def test_train_traces_and_refuses_a_model_without_closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.planner.plan.tracer", big_trace)
     about = {"w": {"cores": 8, "memory_total": 64 * 10**9, "gpus": [A10], "network": {}}}
@@ -418,7 +430,7 @@ def test_a_step_is_as_long_as_the_samples_are(recipe: str, tmp_path: Path) -> No
     [words_of_time] = [each for each in dynamic.time.assumed if "mean with padding" in each]
     tokens = int(words_of_time.split(" tokens")[0].rsplit(" ", 1)[1])
     longest = {"sft": 256, "dpo": 512, "seq2seq": 320}[recipe]
-    assert 8 < tokens < longest / 2
+    assert 4 < tokens < longest / 2
     assert dynamic.time.compute == pytest.approx(fixed.time.compute * tokens / longest, rel=0.05)
     assert dynamic.time.tokens_per_second == pytest.approx(dynamic.time.samples_per_second * tokens, rel=0.05)
     work = [each.time.mfu * each.time.step for each in (fixed, dynamic) if each.time and each.time.mfu]

@@ -275,6 +275,17 @@ def test_every_target_ends_and_texts_are_cut_at_their_end(ends: bool) -> None:
     assert (made.cut, made.ended) == (1, 0 if ends else 2)
 
 
+@pytest.mark.parametrize("key", ["max_source", "max_target"])
+def test_texts_longer_than_the_model_has_positions_are_refused(key: str) -> None:
+    """BART's and Pegasus' are learned or drawn once; T5 has none."""
+    recipe = load_recipe("seq2seq", [f"data.{key}=1025"])
+    with pytest.raises(RecipeError, match="1,024 positions") as refused:
+        recipe.check_data(None, {"model_type": "bart", "max_position_embeddings": 1024})
+    assert refused.value.where == f"data.{key}"
+    assert recipe.check_data(None, {"model_type": "bart", "max_position_embeddings": 1025}) is None
+    assert recipe.check_data(None, {"model_type": "t5"}) is None
+
+
 def test_rows_of_unlike_fields_are_all_named(tmp_path: Path) -> None:
     rows = [{"question": f"q{n}", "answer": "a"} for n in range(3)] + [{"instruction": "i", "output": "o"}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))

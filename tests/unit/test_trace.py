@@ -14,9 +14,10 @@ import pytest
 from muster.core.errors import JobError, RecipeError
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.recipes import load_recipe
-from muster.core.trace import Parameter, Pass, Trace, TraceRequest, from_json, to_json
+from muster.core.trace import AFTER_BLOCKS, Parameter, Pass, Trace, TraceRequest, from_json, to_json
 from muster.inputs.model import whole_config
 from muster.planner import tracing
+from muster.planner.memory.fit import traced
 from tests.shell import FakeShell
 
 
@@ -55,6 +56,13 @@ TRACE = Trace(
     versions={"torch": "2.13.0"},
     seconds=1.5,
 )
+
+
+def test_the_activations_of_a_trace_without_a_backward_pass_of_blocks() -> None:
+    """As of models whose blocks are not parted: nothing comes after the loss's own peak."""
+    at = made(1, saved=110, peaks={"forward: a": (120, 120), AFTER_BLOCKS: (150, 190)})
+    found = traced(at)
+    assert (found.later["temporary tensors"], found.growing, found.output) == (0, 0, 40)
 
 
 def test_figures_are_lines_and_peaks_the_highest_of_lines() -> None:

@@ -155,12 +155,13 @@ def check_groups(group: int, world_size: int) -> None:
         )
 
 
-def mean_padded(lengths: Sequence[tuple[int, ...]]) -> float | None:
-    """Return the mean tokens of a sample, padding included, where batches are of similar samples; None: there
-    are none. `lengths`: of some samples, for each of the parts that are padded apart, such as question and
-    answer. Of samples that are many, GROUP batches are sorted together."""
+def mean_padded(lengths: Sequence[tuple[int, ...]], batches: int, multiple: int = 1) -> float | None:
+    """Return the mean tokens of a sample, padding included, where an epoch's `batches` are of similar
+    samples; None: there are none. `lengths`: of some samples, for each of the parts that are padded apart,
+    such as question and answer, to a multiple of `multiple`. Of more batches GROUP are sorted together."""
     rows = sorted(lengths, key=sum)
-    size = -(-len(rows) // GROUP) or 1
-    batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-    padded = sum(len(batch) * sum(map(max, zip(*batch, strict=True))) for batch in batches)
-    return padded / len(rows) if rows else None
+    size = -(-len(rows) // max(1, min(batches, GROUP))) or 1
+    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+    padded = [sum(-(-max(each) // multiple) * multiple for each in zip(*part, strict=True)) for part in parts]
+    tokens = sum(len(part) * length for part, length in zip(parts, padded, strict=True))
+    return tokens / len(rows) if rows else None

@@ -78,13 +78,12 @@ class Drawing:
 class Survey:
     """What a training will read, as far as this machine can see. `samples`: of an epoch; None: not known;
     `notes`: what of the data is held out, left out, changed or cut, for people; `some`: samples whose tokens
-    are counted; `tokens`: of a sample on average, with the padding of a batch of similar samples, None: not
-    counted."""
+    are counted; `lengths`: their tokens as they are trained on, of each part that is padded by itself."""
 
     samples: int | None = None
     notes: tuple[str, ...] = ()
     some: tuple[Any, ...] = field(default=(), repr=False)
-    tokens: float | None = None
+    lengths: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)

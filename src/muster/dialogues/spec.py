@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from muster.core import families
-from muster.core.batch import mean_padded
 from muster.core.data import Data, Source, SplitData
 from muster.core.errors import RecipeError
 from muster.core.families import gpt2, llama, opt
@@ -243,9 +242,8 @@ class DialogueRecipe(Recipe):
                 f"{excess[0]} samples are longer than data.sequence={longest:,} tokens and lose the end of "
                 f"an answer; the longest has {excess[1]:,}"
             )
-        tokens = mean_padded([(min(whole, longest),) for whole in fits])
-        tokens = None if tokens is None else tokens * (2 if self.pairs else 1)
-        return replace(read, notes=tuple(notes), tokens=tokens)
+        lengths = tuple((min(whole, longest),) * (2 if self.pairs else 1) for whole in fits)
+        return replace(read, notes=tuple(notes), lengths=lengths)
 
     def longest_prompt(self, config: Mapping[str, Any]) -> tuple[int, str]:
         """Return the tokens of the longest prompt that is used, and the key that limits it."""

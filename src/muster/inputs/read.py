@@ -46,7 +46,7 @@ class Inputs:
     env: dict[str, str]  # the ranks' variables with their values
     noted: tuple[Decision, ...] = ()  # what was read unasked: files and what they set, inherited settings
     checked: Survey | None = None  # what `check_data` read
-    tokens: float | None = None  # of a sample on average, padding included, where a plan counted them
+    surveyed: Survey | None = None  # what a plan counted
 
 
 def read_inputs(

@@ -138,7 +138,7 @@ def decide(
         recipe = decide_loss(recipe, precision, room, world_size, decisions)
         machines = model.on(slots, device, precision) if model else None
         calibration = model.calibration if model else Calibration()
-        where = RunTarget(precision, device, slots, room, machines, calibration, tracer, inputs.tokens)
+        where = RunTarget(precision, device, slots, room, machines, calibration, tracer, inputs.surveyed)
         way, candidates, refused, would_fit = _choose(recipe, where, decisions)
         check_cuda_graphs(way.recipe, way.batch)
         if isinstance(recipe.batch.split, list):

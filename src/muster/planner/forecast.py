@@ -268,7 +268,7 @@ def _time_plan(
             "steps are for the longest samples; with dynamic padding they are shorter"
             if setting.mean_tokens is None
             else f"steps are for samples of {setting.tokens:.0f} tokens, the mean with padding; the memory "
-            f"is for {setting.lengths.all}"
+            f"is for {setting.lengths.all}, as long as the recipe lets a sample be"
         )
     watts = device.watts if counted and fewer is None else None
     tokens = step.samples_per_second * setting.tokens if decided.recipe.tokenized else None
@@ -306,7 +306,7 @@ def _needed(setting: Setting) -> float | None:
     else:
         return None
     whole = with_others(setting, StepWork(setting.micro, own / 3, own)).flops
-    return whole * setting.tokens / setting.lengths.all
+    return whole * setting.padded
 
 
 def _scaling(each: Point, fewest: Point, *, counted: bool) -> ScalingPoint:

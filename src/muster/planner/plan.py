@@ -231,7 +231,7 @@ def _attempt(
     """Decide everything, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
     before; `words`: a name for the machines; `notes`: the last ones of the plan."""
     survey = survey_of(inputs)
-    inputs = replace(inputs, tokens=survey.tokens)
+    inputs = replace(inputs, surveyed=survey)
     failures: list[str] = []
     tracer = once(tracer, failures) if tracer else None
     decided = settle(inputs, model, tracer)

@@ -30,7 +30,7 @@ def case_of(setting: Setting, machines: Machines) -> StepCase | None:
     if work is None or setting.drawing is not None:
         return None
     if setting.mean_tokens is not None:  # as many operations, over shorter samples
-        shorter = work.times(setting.tokens / setting.lengths.all)
+        shorter = work.times(setting.padded)
         work = replace(shorter, operations=work.operations, launches=work.launches)
     spread = setting.spread
     few_bits = setting.quantized is not None

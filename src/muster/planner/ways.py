@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.core import families
-from muster.core.batch import DEFAULT_MICRO, Batch, resolve_batch
+from muster.core.batch import DEFAULT_MICRO, MULTIPLE, Batch, mean_padded, resolve_batch
 from muster.core.errors import DataError, RecipeError
 from muster.core.hardware.machines import Machines
 from muster.core.job import Decision
@@ -18,6 +18,7 @@ from muster.core.near import near_names
 from muster.core.recipe import Recipe
 from muster.core.trace import Trace
 from muster.core.units import counted, format_bytes, format_number
+from muster.core.workload import Survey
 from muster.engines.base import spec_of
 from muster.inputs.model import check_model, model_config, whole_config
 from muster.planner.document import Candidate
@@ -35,8 +36,7 @@ Tracer = Callable[[Recipe, str, str, int], "Trace | None"]  # recipe, precision,
 @dataclass(frozen=True)
 class RunTarget:
     """What a job runs on, and in what precision. `machines`: those that its time rests on, None: not known;
-    `tracer`: of real models, None: nothing is traced; `tokens`: of a sample on average, padding included,
-    None: not counted."""
+    `tracer`: of real models, None: nothing is traced; `survey`: of the data, None: not made."""
 
     precision: str
     device: str
@@ -45,7 +45,7 @@ class RunTarget:
     machines: Machines | None = None
     calibration: Calibration = field(default_factory=Calibration)
     tracer: Tracer | None = None
-    tokens: float | None = None
+    survey: Survey | None = None
 
 
 @dataclass(frozen=True)
@@ -176,9 +176,7 @@ def size(
     trace = where.tracer(recipe, where.precision, where.device, ranks) if where.tracer else None
     recipe = _learning_rate(recipe, decisions)
     setting = setting_of(recipe, config, where.precision, where.device, where.slots, trace)
-    if setting is not None:
-        tokens = where.tokens if recipe.padding_varies else None
-        setting = replace(setting, context=room.context, mean_tokens=tokens)
+    setting = None if setting is None else replace(setting, context=room.context)
     recipe, setting = _creation(recipe, setting, room, decisions)
     batch = _batch(recipe, config, ranks, setting, room, decisions)
     if setting is None:
@@ -187,6 +185,10 @@ def size(
     most = max(split)  # of any rank
     setting = replace(setting, micro=most, share=sum(split) / len(split) / most)
     setting = setting.spreading(micro_steps=batch.accumulation)
+    if recipe.padding_varies and where.survey is not None and where.survey.lengths:
+        batches = -(-(where.survey.samples or 0) // batch.global_)
+        multiple = MULTIPLE if where.device == "cuda" else 1
+        setting = replace(setting, mean_tokens=mean_padded(where.survey.lengths, batches, multiple))
     step = predict(setting, where.machines, where.calibration)
     needed = need(setting)
     lacks = lacking(setting, room, needed)

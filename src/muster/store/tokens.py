@@ -4,6 +4,7 @@ it. No torch is needed."""
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +119,7 @@ def snapshots(name: str, kind: str, env: Mapping[str, str]) -> list[Path]:
 
 
 def some_of(samples: Sequence[T], texts: Callable[[T], Iterable[str]]) -> list[T]:
-    """Return at most COUNTED of the samples, evenly spaced; fewer where their texts have more than
+    """Return at most COUNTED of the samples, drawn by chance; fewer where their texts have more than
     CHARACTERS."""
     some = _spread(samples, COUNTED)
     size = sum(len(text) for each in some for text in texts(each))
@@ -127,7 +128,8 @@ def some_of(samples: Sequence[T], texts: Callable[[T], Iterable[str]]) -> list[T
 
 def _spread(samples: Sequence[T], most: int) -> list[T]:
     count = len(samples)
-    return list(samples) if count <= most else [samples[index * count // most] for index in range(most)]
+    drawn = range(count) if count <= most else sorted(random.Random(0).sample(range(count), most))
+    return [samples[index] for index in drawn]
 
 
 def too_long(lengths: Sequence[int], of: int, limit: int, *, exact: bool) -> tuple[str, int] | None:

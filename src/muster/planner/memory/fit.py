@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.core import families, float8
-from muster.core.batch import MULTIPLE
 from muster.core.bits import Bits, moment_bytes, weight_bytes
 from muster.core.trace import AFTER_BLOCKS, BACKWARD, EMBEDDINGS, Arithmetic, Pass, Trace
 from muster.core.units import format_bytes
@@ -99,11 +98,12 @@ class Setting:
     @property
     def tokens(self) -> float:
         """Tokens of a sample on average, padding included; of the longest where no other length is known."""
-        if self.mean_tokens is None:
-            return self.lengths.all
-        parts = self.lengths.sequences * (2 if self.lengths.target else 1)
-        rounded = (MULTIPLE - 1) / 2 * parts if self.spread.device == "cuda" else 0.0
-        return min(self.lengths.all, self.mean_tokens + rounded)
+        return self.lengths.all if self.mean_tokens is None else min(self.lengths.all, self.mean_tokens)
+
+    @property
+    def padded(self) -> float:
+        """Tokens of a sample on average over those of the longest."""
+        return self.tokens / self.lengths.all if self.lengths.all else 1.0
 
     @property
     def engine(self) -> EngineSpec:
@@ -487,8 +487,8 @@ def traced(at: Pass) -> ActivationBytes:
         others = [
             pair for part, pair in at.peaks.items() if part.startswith(BACKWARD) and part != AFTER_BLOCKS
         ]
-        later = max(at.saved, 0, *(plain for plain, _ in others))
-        growing = max(later, *(grown for _, grown in others))
+        later = max([at.saved, 0, *(plain for plain, _ in others)])
+        growing = max([later, *(grown for _, grown in others)])
         output = max(0, at.peaks[AFTER_BLOCKS][1] - peak)
     handed = {"logits handed over": round(HANDED * at.handed)} if at.handed else {}
     return ActivationBytes(

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from muster.core.batch import mean_padded
+from muster.core import families
 from muster.core.data import Data, SplitData
-from muster.core.errors import DataError
+from muster.core.errors import DataError, RecipeError
 from muster.core.families import t5
 from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import PositiveInt
@@ -158,7 +158,16 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
     data: PairData = Field(default_factory=PairData, description=DATA)
 
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
-        """Read the files as the ranks will. Raises DataError."""
+        """Read the files as the ranks will. Raises DataError, and RecipeError for texts that are longer than
+        the model has positions."""
+        positions = families.positions(config)
+        for key in ("max_source", "max_target"):
+            if positions and (length := getattr(self.data, key)) > positions:
+                raise RecipeError(
+                    f"is {length:,}, and the model has {positions:,} positions",
+                    where=f"data.{key}",
+                    hint=f"data.{key}={positions}, or a model with more of them",
+                )
         return None if path is None else self._read(path)
 
     def _read(self, path: Path) -> Survey:
@@ -204,7 +213,7 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
                     f"{excess[0]} {what} are longer than data.{key}={limit} tokens and lose their end; the "
                     f"longest has {excess[1]:,}"
                 )
-        return replace(read, notes=tuple(notes), tokens=mean_padded(list(zip(*parts, strict=True))))
+        return replace(read, notes=tuple(notes), lengths=tuple(zip(*parts, strict=True)))
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths:
         """Return the recipe's limits of inputs and targets."""
