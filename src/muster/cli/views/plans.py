@@ -73,7 +73,7 @@ def _scaling(console: Console, plan: Plan) -> None:
         ">total",
         *((">cost",) if priced else ()),
     )
-    made = table(*heads, padding=(0, 2), title="Other numbers of hosts")
+    made = table(*heads, padding=(0, 2), title="Other numbers of hosts, settings as above")
     for each in plan.scaling:
         row = [
             str(each.hosts),
