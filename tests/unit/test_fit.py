@@ -111,6 +111,31 @@ def test_the_published_sum_for_a_billion_parameters_lies_between_two_plans() -> 
     assert 17 * 10**9 < of_a_billion("ddp") < 22 * 10**9 < of_a_billion("deepspeed", 1) < 27 * 10**9
 
 
+@pytest.mark.parametrize(
+    ("lengths", "mean", "device", "tokens"),
+    [
+        (Lengths(64), None, "cuda", 64), (Lengths(64), 20.0, "cpu", 20), (Lengths(64), 20.0, "cuda", 23.5),
+        (Lengths(64, target=32), 20.0, "cuda", 27), (Lengths(64, sequences=2), 20.0, "cuda", 27),
+        (Lengths(64, target=32), 95.0, "cuda", 96),
+    ],
+)  # fmt: skip
+def test_each_part_of_a_sample_is_padded_by_itself(
+    lengths: Lengths, mean: float | None, device: str, tokens: float
+) -> None:
+    """On GPUs to a multiple of 8, on average 3.5 more; at most to the longest."""
+    assert replace(setting_of(None, device=device), lengths=lengths, mean_tokens=mean).tokens == tokens
+
+
+def test_a_smaller_batch_stands_beside_checkpointing_by_itself() -> None:
+    setting, seen = setting_of("opt-1.3b", ranks=4, checkpointing=False, micro=2), 0
+    for size in range(10, 40):
+        ways = remedies(setting, MemoryLimit(size * 10**9, ROOMY), "opt-1.3b")
+        if ways[:1] == ["train.gradient_checkpointing=true"]:
+            seen += 1
+            assert not any("checkpointing" in way for way in ways[1:] if "ranks" not in way)
+    assert seen
+
+
 def test_the_largest_micro_batch() -> None:
     setting = setting_of(None, stage=2)
     sizes = {micro: sum(needed(replace(setting, micro=micro)).device.values()) for micro in (1, 5, 6)}

@@ -65,17 +65,18 @@ def test_two_parts_are_both_similar(unlike: int) -> None:
     assert unlike == 1 or by_sums > 1.5 * waste
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("parts", "unlike"), [(1, 1), (2, 1), (2, 31)])
 @pytest.mark.parametrize("batch", [8, 64])
-def test_padding_is_estimated_from_some_samples(parts: int, batch: int) -> None:
-    """As the sampler pads them, within 5 %."""
+def test_padding_is_estimated_from_some_samples(parts: int, unlike: int, batch: int) -> None:
+    """As the sampler pads them, within 5 %; also where parts have nothing to do with each other."""
     from muster.core.batch import mean_padded
     from muster.worker.data.sampler import GroupedSampler
 
-    lengths = [(5 + (7919 * i) % 90, 3 + (7919 * i) % 90 // 2)[:parts] for i in range(6400)]
+    lengths = [(5 + (7919 * i) % 90, 3 + (7919 * i * unlike) % 90 // 2)[:parts] for i in range(6400)]
     batches = torch.tensor([lengths[i] for i in GroupedSampler(lengths, batch, 1)]).reshape(-1, batch, parts)
     padded = float(batches.amax(1).sum(1).float().mean())
     assert mean_padded(lengths[:1000]) == pytest.approx(padded, rel=0.05)
+    assert mean_padded([(1, 9), (9, 1)] * 50) == 10  # as long in all
     assert mean_padded([(4,), (6,)]) == 5 and mean_padded([(4, 1)]) == 5 and mean_padded([]) is None
 
 

@@ -7,6 +7,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from muster.core.errors import RecipeError
 from muster.core.units import counted
@@ -158,9 +159,20 @@ def check_groups(group: int, world_size: int) -> None:
 def mean_padded(lengths: Sequence[tuple[int, ...]]) -> float | None:
     """Return the mean tokens of a sample, padding included, where batches are of similar samples; None: there
     are none. `lengths`: of some samples, for each of the parts that are padded apart, such as question and
-    answer. Of samples that are many, GROUP batches are sorted together."""
-    rows = sorted(lengths, key=sum)
-    size = -(-len(rows) // GROUP) or 1
-    batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-    padded = sum(len(batch) * sum(map(max, zip(*batch, strict=True))) for batch in batches)
-    return padded / len(rows) if rows else None
+    answer. Of samples that are many, GROUP batches are sorted together, in the order that pads least, as
+    GroupedSampler does."""
+    size = -(-len(lengths) // GROUP) or 1
+    band = round(math.sqrt(-(-len(lengths) // size))) * size
+    orders = [sorted(lengths, key=sum)]
+    for part in (0, 1) if lengths and len(lengths[0]) == 2 else ():
+        bands = _cut(sorted(lengths, key=itemgetter(part)), band)
+        orders.append([row for each in bands for row in sorted(each, key=itemgetter(1 - part))])
+    padded = (
+        sum(len(batch) * sum(map(max, zip(*batch, strict=True))) for batch in _cut(order, size))
+        for order in orders
+    )
+    return min(padded) / len(lengths) if lengths else None
+
+
+def _cut(rows: Sequence[tuple[int, ...]], size: int) -> list[Sequence[tuple[int, ...]]]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
