@@ -1789,10 +1789,6 @@ SCHEDULED = "Successfully assigned ml/a to gpu-4"
         (["29m   Warning   Failed   pod/a   Error: ErrImagePull",
           "2d3h   Normal   Pulled   pod/a   Successfully pulled"],
          "known", "image_pull"),
-        # Between them, a step was told.
-        (["31m   Warning   FailedScheduling   pod/a   " + WAITS, "step 1 loss 2.5",
-          "29m   Normal   Scheduled   pod/a   " + SCHEDULED],
-         "unknown", None),
         # Another try is no image, an image no container.
         (["29m   Warning   Failed   pod/a   Error: ErrImagePull",
           '28m   Normal   Pulling   pod/a   Pulling image "x"'],
@@ -1846,6 +1842,14 @@ def test_what_went_well_later_takes_a_warning_back(
     """Of the same object, by age; as kubectl prints events and pods."""
     found = said(*lines)
     assert (found.answer, found.failure and found.failure.id) == (answer, failure)
+
+
+def test_a_warning_that_was_taken_back_is_no_other_cause() -> None:
+    """Nor where a step was told in between."""
+    warned = "31m   Warning   FailedScheduling   pod/a   " + WAITS
+    well = "29m   Normal   Scheduled   pod/a   " + SCHEDULED
+    assert not said(warned, "step 1 loss 2.5", well).others
+    assert said(warned, "step 1 loss 2.5").others
 
 
 SHARED = 'File "/usr/lib/python3.12/multiprocessing/'
