@@ -431,6 +431,14 @@ def test_a_limit_holds_for_generated_samples(tmp_path: Path) -> None:
     assert (len(found.train), len(found.held_out)) == (3, 2) and recipe.survey(None).samples == 3
 
 
+def test_a_mean_length_is_of_what_is_left_of_samples(tmp_path: Path) -> None:
+    """Of long answers the end is cut."""
+    rows = [{"prompt": f"{n}", "answer": "b " * 400} for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe = _recipe(generated=None, path=str(tmp_path / "rows.jsonl"), sequence=16)
+    assert set(recipe.survey({}).lengths) == {(16,)}
+
+
 @pytest.mark.parametrize(("workload", "key"), [("sft", "data.sequence"), ("grpo", "generation.prompt")])
 def test_a_prompt_without_room_is_refused_before_the_start(workload: str, key: str, tmp_path: Path) -> None:
     """Where the ranks' tokenizer is here: in the training part or the held-out one, as text or messages."""

@@ -1774,6 +1774,9 @@ SCHEDULED = "Successfully assigned ml/a to gpu-4"
           "30m   Warning   FailedScheduling   pod/b   " + WAITS,
           "29m   Normal   Scheduled   pod/a   " + SCHEDULED], "known", "pod_unschedulable"),
         # Lists are in no order: ages tell, and lines where ages are the same.
+        (["50m   Normal   Scheduled   pod/a   " + SCHEDULED,
+          "2h   Warning   FailedScheduling   pod/a   " + WAITS],
+         "unknown", None),
         (["29m   Normal   Scheduled   pod/a   " + SCHEDULED,
           "31m   Warning   FailedScheduling   pod/a   " + WAITS],
          "unknown", None),
@@ -1786,6 +1789,13 @@ SCHEDULED = "Successfully assigned ml/a to gpu-4"
         (["29m   Warning   Failed   pod/a   Error: ErrImagePull",
           "2d3h   Normal   Pulled   pod/a   Successfully pulled"],
          "known", "image_pull"),
+        # Another try is no image, an image no container.
+        (["29m   Warning   Failed   pod/a   Error: ErrImagePull",
+          '28m   Normal   Pulling   pod/a   Pulling image "x"'],
+         "known", "image_pull"),
+        (['9m   Warning   Failed   pod/a   Error: secret "wandb-key" not found',
+          "8m   Normal   Pulled   pod/a   Successfully pulled"],
+         "known", "pod_config"),
         # That it has a node mends no image; that the job of the pod is over mends all.
         (["29m   Warning   Failed   pod/a   Error: ErrImagePull",
           "28m   Normal   Scheduled   pod/a   " + SCHEDULED],
@@ -1795,6 +1805,9 @@ SCHEDULED = "Successfully assigned ml/a to gpu-4"
          "nothing", None),
         (["29m   Warning   Failed   pod/a-x1   Error: ErrImagePull",
           "40s   Normal   Completed   job/b   Job completed"],
+         "known", "image_pull"),
+        (["29m   Warning   Failed   pod/ab-x1   Error: ErrImagePull",
+          "40s   Normal   Completed   job/a   Job completed"],
          "known", "image_pull"),
         (["9m   Warning   Failed   pod/a   Error: ErrImagePull",
           "8m   Normal   Started   pod/a   Started container t",
@@ -1817,6 +1830,8 @@ SCHEDULED = "Successfully assigned ml/a to gpu-4"
           "a-0    1/1     Running   0          40s"], "unknown", None),
         (["a-0    0/1     ErrImagePull   0          12s", "a-1    1/1     Running   0          40s"], "known",
          "image_pull"),
+        (["a-0    1/1     Running   0          40s", "a-1    0/1     Completed   0          40s"], "unknown",
+         None),
         (["a-0    0/1     OOMKilled   0          12m", "a-0    1/1     Running   1 (3s ago)   12m"], "known",
          "container_oom"),
     ],
@@ -1827,6 +1842,14 @@ def test_what_went_well_later_takes_a_warning_back(
     """Of the same object, by age; as kubectl prints events and pods."""
     found = said(*lines)
     assert (found.answer, found.failure and found.failure.id) == (answer, failure)
+
+
+def test_a_warning_that_was_taken_back_is_no_other_cause() -> None:
+    """Nor where a step was told in between."""
+    warned = "31m   Warning   FailedScheduling   pod/a   " + WAITS
+    well = "29m   Normal   Scheduled   pod/a   " + SCHEDULED
+    assert not said(warned, "step 1 loss 2.5", well).others
+    assert said(warned, "step 1 loss 2.5").others
 
 
 SHARED = 'File "/usr/lib/python3.12/multiprocessing/'
@@ -1850,6 +1873,10 @@ OOM = "Out of memory: Killed process 22633 (python3) total-vm:1kB"
           *account(6, -7, "2025-11-20_09:41:03")], "bus_error", "node6", "shm-size"),
         ([OOM, *(f"step {step} loss 2.{step}" for step in range(40)), *account(6, -9, "2025-11-20_09:41:03")],
          "host_oom_killed", "node6", ""),
+        (["Nov 20 09:21:44 trn-04 kernel: " + OOM,
+          "run.sh: line 31: 22633 Killed                  python train.py"], "host_oom_killed", "trn-04", ""),
+        (["Fatal Python error: Segmentation fault", "srun: error: cn07: task 0: Exited with exit code 1"],
+         "crashed", "cn07", ""),
         (["ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
           "Memory on the node (IP: 10.2.6.9, ID: 87d7) where the lease was running was 891.06GB / 937.50GB"],
          "ray_memory", "10.2.6.9", ""),
@@ -1917,6 +1944,19 @@ def test_a_message_goes_on_in_the_lines_below(lines: list[str], word: str, prefi
     assert found.failure.evidence is not None and found.failure.evidence.text == lines[0]
 
 
+def test_a_message_goes_on_below_lines_of_another_rank() -> None:
+    first, more = "RuntimeError: Error(s) in loading state_dict for N:", 'Missing key(s) in state_dict: "a"'
+    own = ("[rank3]: " + line for line in (TRACEBACK, OWN_LINE, first))
+    found = said("begin", *own, "[rank5]: loading", f"[rank3]: \t{more}")
+    assert found.failure is not None and found.failure.what == f"{first} {more}"
+
+
+def test_the_end_of_a_process_that_the_kernel_told_of_has_its_own_line() -> None:
+    found = said("begin", CORRUPT, *account(6, -7, "2025-11-20_09:41:03"))
+    assert found.failure and found.failure.evidence and found.failure.evidence.line == 2
+    assert [each.line for each in found.others] == [8]
+
+
 EXITED = "srun: error: cn07: task 0: Exited with exit code 2"
 
 
@@ -1935,10 +1975,15 @@ EXITED = "srun: error: cn07: task 0: Exited with exit code 2"
         # The one before: ai4d-iasc/trixie#58
         (["+ docker run x", 'docker: Error response from daemon: Conflict. The container name "/t" is in use',
           "See 'docker run --help'."], "Conflict", None),
+        (["FATAL:   could not open image /s/a.sif: no such file", EXITED, *["."] * 15], "could not", "cn07"),
         # What is long ago, a step follows, tells of another process, or keeps nobody from work: no reason.
         (["cp: cannot stat 'x': No such file", *["."] * 30, EXITED], None, "cn07"),
         (["cp: cannot stat 'x': No such file", "step 1 loss 2.5", "step 2 loss 2.4", EXITED], None, "cn07"),
         (["fatal: not a git repository (or any of the parent directories): .git", EXITED], None, "cn07"),
+        (["ERROR: pip's dependency resolver does not currently take into account all the packages", EXITED],
+         None, "cn07"),
+        ([TRACEBACK, OWN_LINE, "KeyError: 'x'", "processed 3 files", "processed 4 files",
+          "cp: cannot stat 'x': No such file"], None, None),
         (["srun: error: cn01: task 1: Terminated", EXITED], None, "cn07"),
         (["test", "error: 0.0123"], None, None),
         (["wandb: error: cannot reach api.wandb.ai"], None, None),

@@ -79,7 +79,11 @@ def test_another_training_that_does_not_end(lines: list[str]) -> None:
         ([*BARS, RUNTIME], ["+ python convert_to_hf.py --in out/step-100"]),
         ([*BARS, RUNTIME], ["[rank3]:[E1120 10:51:03.118 ProcessGroupNCCL.cpp:688] [Rank 3] Watchdog caught "
                             "collective operation timeout: WorkNCCL(SeqNum=4121, OpType=ALLREDUCE) ran for"]),
+        ([*BARS, RUNTIME], ["[rank3]:[E1120 10:51:03.118 ProcessGroupNCCL.cpp:688] [Rank 3] Watchdog caught "
+                            "collective operation timeout: WorkNCCL(SeqNum=4121, OpType=ALLREDUCE) ran for",
+                            RUNTIME]),  # another rank's word of the end
         (TITAN, ["+ python convert_to_hf.py", "Loading shards:  12%|#2        | 1/8 [00:11<01:20]"]),
+        (TITAN, [f"eval batch {n}/40: accuracy 0.4" for n in range(1, 4)]),
         (TITAN, [f"eval batch {n}/40: accuracy 0.4" for n in range(1, 9)]),
         (FIT, ["Testing DataLoader 0:  31%|###       | 12/39 [00:01<00:03,  8.1it/s]"]),
         (FIT, ["Testing \u2501\u2501\u2501\u2578      12/39 0:00:01 \u2022 0:00:03 8.10it/s"]),
@@ -103,9 +107,12 @@ def test_what_is_begun_after_the_end_and_breaks_off(lines: list[str], rest: list
         ([*BARS, RUNTIME], ["model.safetensors: 100%|##########| 498M/498M [00:06<00:00, 9MB/s]"]),
         ([*BARS, RUNTIME], ["wandb: Waiting for uploads..."]),
         (TITAN, [f"eval batch {n}/8: accuracy 0.4" for n in range(1, 9)]),
+        (TITAN, [*(f"eval batch {n}/40: accuracy 0.4" for n in range(1, 9)), "exited with exit code 0"]),
         (TITAN, ["=== run 3 finished ==="]),
         (TITAN, [*titan(48, 50), "+ exit 0"]),  # another rank's, which prints late
         (FIT, [lightning(10)[-1]]),
+        (FIT, [lightning(11)[-1], FIT[-1], lightning(12)[-1]]),  # each end has its own
+        ([*BARS, RUNTIME], [BARS[41], BARS[-1]]),  # of a rank that prints late
     ],
 )  # fmt: skip
 def test_what_comes_to_its_end_as_well(lines: list[str], rest: list[str]) -> None:
@@ -152,7 +159,7 @@ def test_containers_that_docker_compose_ends_itself() -> None:
     assert failed.answer == "unknown" and failed.lines[0] == "trainer-1 exited with code 1"
 
 
-@pytest.mark.parametrize("below", ["+ python train.py --lr 1e-4", "### array task 2"])
+@pytest.mark.parametrize("below", ["+ python train.py --lr 1e-4", "\n+ python train.py", "### array task 2"])
 def test_an_earlier_run_whose_traceback_does_not_begin_at_its_top(below: str) -> None:
     """A shell goes on right below it: that run has ended."""
     raised = [TRACEBACK, OWN_LINE, "KeyError: 'loss_total'"]
@@ -173,6 +180,9 @@ UNIT = [
 def test_the_kernel_killed_another_program() -> None:
     for killed, answer in (("20111 (chrome)", "nothing"), ("8121 (python3)", "known")):
         assert said(*AT_WORK, KERNEL.format(killed), *UNIT).answer == answer
+    work, unit = ([line.replace("python3", "train_model_gpt.py") for line in of] for of in (AT_WORK, UNIT))
+    worker = KERNEL.format("8140 (train_model_gpt)")  # of a name the kernel has 15 characters
+    assert said(*work, worker, *unit).answer == "known"
     raised = [f"Nov 20 09:21:45 trn-04 python3[8121]: {line}" for line in [*TOP[:3], "RuntimeError: worker"]]
     assert said(*AT_WORK, KERNEL.format("8140 (pt_data_worker)"), *raised).answer == "known"
     assert said(*AT_WORK, KERNEL.format("20111 (chrome)")).answer == "known"  # nothing goes on
@@ -191,6 +201,7 @@ def test_the_kernel_killed_another_program() -> None:
         ("[node-3] gpu health check exited with exit code 0", False),
         ("rank 0 loss 2\nrank 1 loss 2\nrank 1 (pid 4023) finished with exit code 0", False),
         ("rank 1 exited with exit code 0\nrank 0 exited with exit code 0", True),
+        ("node 3: loss 2\nrank 0 exited with exit code 0", True),
         ("rank 1 loss 2\nrank 0: Training complete", True),
         ("Training complete\n+ python convert_to_hf.py --out hf", False),
         # what tools print, by their sources
@@ -256,6 +267,8 @@ def test_deepspeeds_processes_on_several_hosts() -> None:
     begin = [LAUNCHED.format("worker-0,worker-1"), *steps_of(1, 9)]
     left = [LEFT.format(f"worker-{host}", 3100 + n) for host in (0, 1) for n in range(4)]
     assert said(*begin, *left).answer == "nothing"
+    third = LAUNCHED.format("worker-0,worker-1,worker-2")
+    assert said(third, *steps_of(1, 9), *left).answer == "unknown"
     assert said(*begin, *left[:-1]).answer == said(*begin, *left[:4]).answer == "unknown"
     world = "[2025-11-20 09:12:03] [INFO] [launch.py:181:main] WORLD INFO DICT: {'localhost': [0, 1, 2, 3]}"
     here = [line.partition(": ")[2] for line in left[:4]]

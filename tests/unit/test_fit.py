@@ -111,6 +111,28 @@ def test_the_published_sum_for_a_billion_parameters_lies_between_two_plans() -> 
     assert 17 * 10**9 < of_a_billion("ddp") < 22 * 10**9 < of_a_billion("deepspeed", 1) < 27 * 10**9
 
 
+@pytest.mark.parametrize(
+    ("lengths", "mean", "tokens"),
+    [
+        (Lengths(64), None, 64), (Lengths(64), 20.0, 20), (Lengths(64, target=32), 97.0, 96),
+        (Lengths(64, sequences=2), 97.0, 97), (Lengths(0), None, 0),
+    ],
+)  # fmt: skip
+def test_a_sample_has_at_most_the_tokens_of_the_longest(
+    lengths: Lengths, mean: float | None, tokens: float
+) -> None:
+    setting = replace(setting_of(None), lengths=lengths, mean_tokens=mean)
+    assert setting.tokens == tokens and setting.padded == (tokens / lengths.all if lengths.all else 1)
+
+
+def test_a_smaller_batch_stands_beside_checkpointing_by_itself() -> None:
+    setting = setting_of("opt-1.3b", ranks=4, checkpointing=False, micro=2)
+    for room, smaller in ((16_500, []), (17_000, ["batch.micro=1"])):  # MB; a sample alone needs 16,789
+        ways = remedies(setting, MemoryLimit(room * 10**6, ROOMY), "opt-1.3b")
+        here = [way for way in ways if "ranks" not in way and "model.name" not in way]
+        assert here == ["train.gradient_checkpointing=true", *smaller]
+
+
 def test_the_largest_micro_batch() -> None:
     setting = setting_of(None, stage=2)
     sizes = {micro: sum(needed(replace(setting, micro=micro)).device.values()) for micro in (1, 5, 6)}

@@ -10,7 +10,7 @@ import pytest
 
 from muster.core import families
 from muster.core.hardware.machines import parse_parts
-from muster.core.trace import TraceRequest
+from muster.core.trace import Pass, Trace, TraceRequest
 from muster.core.workload import Drawing, HeldModel, Lengths
 from muster.inputs.read import read_recipe
 from muster.planner.machines import UserFigures
@@ -134,6 +134,20 @@ def test_passes_of_a_step(recipe: str, overrides: list[str], passes: int) -> Non
     assert one is not None
     assert case.work.samples == 1
     assert case.work.flops == pytest.approx(passes * one.work.forward, rel=0.01)
+
+
+def test_shorter_samples_take_as_many_operations() -> None:
+    """Each of which is asked for."""
+    made = setting("sft", "data.sequence=64", "engine.zero=0", device="cuda")
+    one = Pass(1, 10, 0, 0, 10, 10, 100, 300, 50, operations=7)
+    traced = Trace(made.tensors, (one, replace(one, samples=2)), 0, "half", "cuda", False, (2,), {}, 0.0)
+    whole, half = (
+        case_of(replace(made, checkpointing=False, trace=traced, mean_tokens=mean), parse_parts("h100:2")[0])
+        for mean in (None, 32.0)
+    )
+    assert whole is not None and half is not None and whole.work.launches > 0
+    assert (half.work.launches, half.work.operations) == (whole.work.launches, whole.work.operations)
+    assert (half.work.flops, half.work.moved) == (whole.work.flops / 2, whole.work.moved / 2)
 
 
 def test_a_shared_model_takes_no_memory() -> None:

@@ -86,6 +86,13 @@ def test_one_number_of_steps(words: list[str], tokens: int | None, steps: int) -
     assert any("no shorter than the training of 573" in note for note in made.notes) is ("4000" in words[3])
 
 
+def test_tokens_that_fill_no_sample_are_one_more() -> None:
+    words = ["model.name=opt-125m", "data.sequence=1024", "batch.tokens=null", "batch.micro=8"]
+    for tokens, samples in ((1, 1), (512 * 1024, 512), (512 * 1024 + 1, 513)):
+        made = plan("l4:8", *words, told=UserFigures(tokens=tokens)).training
+        assert made is not None and made.samples == samples
+
+
 @pytest.mark.parametrize(
     ("samples", "steps", "words"),
     [(16, None, "24 samples in batches of 12, of 16 different ones"), (1600, None, None), (2400, None, None),
@@ -100,6 +107,13 @@ def test_samples_that_are_trained_twice_in_an_epoch_are_said(
     made = plan("l4:1", "model.name=opt-125m", "data.sequence=1024", *given, told=UserFigures(samples))
     notes = [note for note in made.notes if "last batch" in note]
     assert (words in notes[0] if words else not notes), notes
+
+
+def test_prompts_are_drawn_again_and_fill_no_batch() -> None:
+    given = ["generation.prompt=32", "generation.answer=32", "batch.micro=12", "batch.tokens=null"]
+    made = plan("h100:1", *given, "train.max_steps=null", recipe="ppo", told=UserFigures(16))
+    assert made.training is not None and made.training.samples == 16
+    assert not any("last batch" in note for note in made.notes)
 
 
 def test_a_smaller_model_that_the_recipe_takes_is_named() -> None:

@@ -65,16 +65,17 @@ def test_two_parts_are_both_similar(unlike: int) -> None:
     assert unlike == 1 or by_sums > 1.5 * waste
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("parts", "unlike"), [(1, 1), (2, 1), (2, 31)])
 @pytest.mark.parametrize(("batch", "tail"), [(8, 0), (64, 0), (64, 200), (3200, 200)])
-def test_padding_is_estimated_from_some_samples(parts: int, batch: int, tail: int) -> None:
-    """As the sampler pads them, within 6 %; also where few are long, and an epoch has two batches."""
+def test_padding_is_estimated_from_some_samples(parts: int, unlike: int, batch: int, tail: int) -> None:
+    """As the sampler pads them, within 6 %; also where parts have nothing to do with each other, where few
+    samples are long, and where an epoch has two batches."""
     from muster.core.batch import mean_padded
     from muster.store.tokens import some_of
     from muster.worker.data.sampler import GroupedSampler
 
     longer = [tail if i % 20 == 9 else 0 for i in range(6400)]
-    pairs = [(5 + more + (7919 * i) % 90, 3 + (7919 * i) % 90 // 2) for i, more in enumerate(longer)]
+    pairs = [(5 + more + (7919 * i) % 90, 3 + (7919 * i * unlike) % 90 // 2) for i, more in enumerate(longer)]
     lengths = [pair[:parts] for pair in pairs]
     batches = torch.tensor([lengths[i] for i in GroupedSampler(lengths, batch, 1)]).reshape(-1, batch, parts)
     for multiple in (1, 8):
@@ -83,6 +84,7 @@ def test_padding_is_estimated_from_some_samples(parts: int, batch: int, tail: in
         assert len(some) == 1000
         padded = float(longest.sum(1).float().mean())
         assert mean_padded(some, len(batches), multiple) == pytest.approx(padded, rel=0.06)
+    assert mean_padded([(1, 9), (9, 1)] * 50, 50) == 10  # as long in all
     assert mean_padded([(4,), (6,)], 9) == 5 and mean_padded([(4, 1)], 9) == 5 and mean_padded([], 9) is None
     assert mean_padded([(4,), (6,)], 1) == 6 and mean_padded([(4,), (6,)], 2, 8) == 8
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from muster.core.batch import mean_padded
 from muster.core.errors import DataError, RecipeError, UsageError
 from muster.core.recipe import recipe_from
 from muster.core.recipes import dump_yaml, load_recipe
+from muster.inputs.model import whole_config
 from muster.runs.ask import read_schema
 from muster.store.atomic import write_text
 from muster.store.databases import find_database, tables_of
@@ -293,6 +295,37 @@ def test_rows_of_unlike_fields_are_all_named(tmp_path: Path) -> None:
     assert [each for each in load_rows(data, 0, tmp_path).notes if "different fields" in each] == [
         "rows have different fields, and all are read: question and answer (3), instruction and output (1)"
     ]
+
+
+def test_fields_of_held_out_rows_are_named_too(tmp_path: Path) -> None:
+    for name, row in (("train", PAIR + "}"), ("validation", '{"instruction": "c", "output": "d"}')):
+        (tmp_path / f"{name}.jsonl").write_text(row)
+    notes = load_rows(PairData.model_validate({"path": str(tmp_path)}), 0, tmp_path).notes
+    assert any("question and answer (1), instruction and output (1)" in each for each in notes)
+
+
+@pytest.mark.parametrize("init", ["pretrained", "random"])
+def test_a_model_that_is_drawn_has_no_output_of_its_own(init: str) -> None:
+    """Whatever its configuration says: Transformers ties it."""
+    config = whole_config(load_recipe("seq2seq", ["model.name=google/flan-t5-small", f"model.init={init}"]))
+    assert config is not None and config["tie_word_embeddings"] is (init == "random")
+
+
+@pytest.mark.parametrize(("source", "target", "tokens"), [(9, 9, 3 + 4), (3, 9, 2.5 + 4), (9, 2, 3 + 2)])
+def test_a_mean_length_is_of_what_is_cut_and_ended(
+    source: int, target: int, tokens: float, tmp_path: Path
+) -> None:
+    """By a tokenizer that ends no text: an input of 2 or 4 tokens, and a target of 3 with the end it gets."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    rows = [{"input": "a " * n, "target": "b b b"} for n in (2, 4) * 25]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    limits = [f"data.max_source={source}", f"data.max_target={target}"]
+    given = [f"data.path={tmp_path / 'rows.jsonl'}", "data.validation_fraction=0"]
+    recipe = load_recipe("seq2seq", [*given, *limits, f"model.tokenizer={tmp_path}", "data.generated=null"])
+    assert mean_padded(recipe.survey({}).lengths, 50) == tokens
 
 
 def test_the_tokenizer_reads_each_schema_once(monkeypatch: pytest.MonkeyPatch, spider: Path) -> None:

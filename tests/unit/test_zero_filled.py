@@ -115,7 +115,7 @@ def test_the_file_wins_over_another_stage(file: Path) -> None:
     [
         ({"warmup": 0, "max_steps": 100}, (1, 100)),
         ({"warmup": 0.05, "max_steps": 90}, (5, 90)),
-        ({"warmup": 7.9}, (7, "auto")),
+        ({"warmup": 7.0}, (7, "auto")),
         ({"warmup": 1, "max_steps": 90}, (1, 90)),
         ({"warmup": 0.05}, ("auto", "auto")),
     ],

@@ -7,6 +7,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from muster.core.errors import RecipeError
 from muster.core.units import counted
@@ -158,10 +159,23 @@ def check_groups(group: int, world_size: int) -> None:
 def mean_padded(lengths: Sequence[tuple[int, ...]], batches: int, multiple: int = 1) -> float | None:
     """Return the mean tokens of a sample, padding included, where an epoch's `batches` are of similar
     samples; None: there are none. `lengths`: of some samples, for each of the parts that are padded apart,
-    such as question and answer, to a multiple of `multiple`. Of more batches GROUP are sorted together."""
-    rows = sorted(lengths, key=sum)
-    size = -(-len(rows) // max(1, min(batches, GROUP))) or 1
-    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-    padded = [sum(-(-max(each) // multiple) * multiple for each in zip(*part, strict=True)) for part in parts]
-    tokens = sum(len(part) * length for part, length in zip(parts, padded, strict=True))
-    return tokens / len(rows) if rows else None
+    such as question and answer, to a multiple of `multiple`. Of more batches GROUP are sorted together, in
+    the order that pads least, as GroupedSampler does."""
+    if not lengths:
+        return None
+    size = -(-len(lengths) // max(1, min(batches, GROUP)))
+    band = round(math.sqrt(-(-len(lengths) // size))) * size
+    orders = [sorted(lengths, key=sum)]
+    for part in (0, 1) if len(lengths[0]) == 2 else ():
+        bands = _cut(sorted(lengths, key=itemgetter(part)), band)
+        orders.append([row for each in bands for row in sorted(each, key=itemgetter(1 - part))])
+
+    def padded(batch: Sequence[tuple[int, ...]]) -> int:
+        longest: list[int] = [max(each) for each in zip(*batch, strict=True)]
+        return len(batch) * multiple * sum(-(-length // multiple) for length in longest)
+
+    return min(sum(map(padded, _cut(order, size))) for order in orders) / len(lengths)
+
+
+def _cut(rows: Sequence[tuple[int, ...]], size: int) -> list[Sequence[tuple[int, ...]]]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
