@@ -65,6 +65,8 @@ _REASONS = tuple(
             "Terminating StepId",
             "Terminating job step",
             "forcing job termination",
+            *("Finished: ", "# Ended (code", " Done!", "final status: ", " - RUN_", " steps (100%) done"),
+            ") has completed",
         }
         | {"Aborted", "Illegal instruction", "Floating point exception"},
         key=lambda hint: (len(hint), hint),  # short ones are met most
@@ -133,7 +135,9 @@ _FAILED = re.compile(
     r"MPI_ERRORS_ARE_FATAL|^MPI_ABORT was invoked on rank \d|\bapplication called MPI_Abort\(|"
     r"\b(?:ERROR|CRITICAL|FATAL)\b.*\b(?:[Tt]raining|[Jj]ob) failed\b|"
     r"slurmstepd: error: \*\*\* .* FAILED \(non-zero exit code or other failure mode\)|"
-    r"\bJobState=FAILED\b|^State: FAILED \(exit code "
+    r"\bJobState=FAILED\b|^State: FAILED \(exit code |"
+    r"^(?:\[[^\]]*\] )?Finished: FAILURE\s*$|^# Ended \(code [1-9]|^\s*final status: FAILED\s*$|"
+    r" - RUN_FAILURE - |^##\[error\]Process completed with exit code [1-9]"
 )
 # The program's own word on a signal that asks it to end, after which it may end as it does otherwise.
 _ASKED = re.compile(
@@ -153,6 +157,7 @@ _EXTERNAL = re.compile(
     r"`Termination signal` is detected by the operating system|"
     r"\*\*\* SIG(?:TERM|INT) \(@\S+\) received by PID|"
     r"^TERM_(?:(?:FORCE_)?(?:OWNER|ADMIN)|EXTERNAL_SIGNAL)\b|job\.exception type=cancel\b|"
+    r"^(?:\[[^\]]*\] )?Finished: ABORTED\s*$|^\s*final status: KILLED\s*$|"
     r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)|^[\w.-]+: Terminated\s*$"
 )
 # A shell's word on what it ran beside the training, or after it: that watches, waits or copies.
@@ -162,6 +167,13 @@ _HELPER = re.compile(
     r"(?:vm|io|mp|d|pid)stat|sar|tail|tee|sleep|rsync|jupyter\S*)\b"
 )
 _LSF_DONE = re.compile(r"Subject: Job \d+: <.*> in cluster <.*> Done\s*$")
+# What runs others, and again what failed, says of the whole: Jenkins, Kaldi's run.pl and queue.pl, Metaflow,
+# YARN, Dagster, Snakemake, Determined.
+VERDICT = re.compile(
+    r"^(?:\[[^\]]*\] )?Finished: SUCCESS\s*$|^# Ended \(code 0\) at |^\d{4}-\d\d-\d\d [\d:.]+ Done!\s*$|"
+    r"^\s*final status: SUCCEEDED\s*$| - RUN_SUCCESS - |^(?P<all>\d+) of (?P=all) steps \(100%\) done\s*$|"
+    r"\|\| INFO: Trial \d+ \(Experiment \d+\) has completed\s*$"
+)
 _LSF = "TERM_"  # what LSF reports of a job's end, before its output as well as after it
 # What kubectl, Docker's swarm, Ray and syslog put before the lines of each pod, task, process and host.
 _PREFIXED = (
@@ -316,20 +328,29 @@ _POINTS = re.compile(
 _LEVEL = re.compile(r"\bNCCL WARN\b|\bERROR\b|\bFATAL\b|\bCRITICAL\b|(?:^|\[)[EF]\d* |\b[Ee]rror: |\bNVRM: ")
 _LOUD = re.compile(r"[Ee]rror|\bERR(?:OR)?\b|FATAL|[Ff]atal|CRITICAL|[Ff]ail(?:ed|ure)|FAILED|[Aa]bort")
 # How programs of Unix say why they end: "fatal: ...", "srun: error: ...", "cp: cannot stat ...", "x: y: Is a
-# directory". A figure that is called an error is none.
+# directory"; and those that copy to a store: s5cmd, aws, gsutil, rclone, rsync, azcopy, mc. A figure that is
+# called an error is none.
+_STORE = re.compile(
+    r"ERROR \"[^\"]+\": \S|(?:upload|download|copy|move|delete) failed: \S|rsync error: |mc: <ERROR> |"
+    r"[A-Z]\w+Exception: (?:[45]\d\d |No URLs matched|\d+ files?/objects? could)|"
+    r"\d{4}/\d\d/\d\d [\d:]+ (?:[A-Z]+ ?: )?(?:.*: )?Failed to \w+(?: with|:) |"
+    r"Final Job Status: (?:Failed|CompletedWith)|\S+@\S+: Permission denied \("
+)
 _COMPLAINT = re.compile(
     r"(?:[\w./+@-]+(?:\[\d+\])?: ){0,3}(?:[Ff]atal(?: error)?|FATAL|[Ee]rror|ERROR):\s+"
     r"(?!-?[\d.]+\b|(?:[Nn]o(?:ne)?|[Nn]ull|[Ff]alse)\b)\S|"
     r"[a-z./][\w./+-]*: (?:.*: )?(?:[Cc]annot|[Cc]an't|[Cc]ould not|[Uu]nable to|[Uu]nexpected|[Ii]nvalid|"
     r"[Uu]nknown|[Uu]nrecognized) \w|"
     r"[a-z./][\w./+-]*: .*: (?:No such file or directory|Permission denied|command not found|Is a directory|"
-    r"Not a directory|File exists|Argument list too long|Input/output error|Connection refused)$|"
+    r"Not a directory|File exists|Argument list too long|Input/output error|Connection refused|"
+    r"No space left on device|Disk quota exceeded|Read-only file system|Stale file handle|No route to host|"
+    r"Connection timed out)(?: \(\d+\))?$|"
     r"curl: \(\d+\) \w|docker: Error response from daemon: "
 )
 # What of that keeps no program from its work: of terminals, users' names, versions, and libraries probed for.
 _HARMLESS = re.compile(
     r"^wandb: |not a git repository|process group|cannot find name for|LD_PRELOAD|/dev/tty|terminal|\btput: |"
-    r"dependency resolver|cannot find -l|ld returned"
+    r"dependency resolver|cannot find -l|ld returned|script returned exit code"
 )
 _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_args(Weight))}
 # Ways to end that one host does not cause in another: a host with one of them failed by itself.
@@ -478,6 +499,7 @@ class Signs:
     kernel: dict[str, tuple[str, str, LineSpot]] = field(default_factory=dict)  # by process: failure, line
     clues: dict[str, Sign] = field(default_factory=dict)  # by their shape
     succeeded: bool = False  # that pod: what is said of its containers' earlier states ended nothing
+    verdict: bool = False  # what ran all says that it went well, whatever its attempts met
     snippet: tuple[int, int] | None = None  # the rank whose exception Ray shows, and after which line
     exited: bool = False  # a process ended by an exit code of its own
     task: tuple[str, int] | None = None  # the host of a Ray task, and the line that its traceback follows
@@ -558,7 +580,7 @@ class Signs:
 
     def progress(self) -> None:
         """Record another step."""
-        self.marked, self.finished, self.onward = True, False, self.spot
+        self.marked, self.finished, self.verdict, self.onward = True, False, False, self.spot
         self.since += 1
         self.met.clear()
         self.clues.clear()
@@ -570,6 +592,12 @@ class Signs:
             self.now, self.earlier, self.echoes = {}, self.now, 0
             self.collectives, self.exited = Collectives(), False
             self.forget()
+
+    def _overrule(self) -> None:
+        """Take the word that all went well in the end: what ended attempts before that ended nothing."""
+        self.restart()
+        self.now, self.earlier, self.broke, self.late, self.verdict = {}, {}, False, "", True
+        self.forget()
 
     def _keep(self, since: float) -> None:
         """Keep LSF's word on the end, and of what a program is told before its end that since this line."""
@@ -908,6 +936,8 @@ class Signs:
             pass
         elif _LSF_DONE.match(text):
             self.succeeded = True
+        elif VERDICT.search(text):
+            self._overrule()
         elif match := _ELASTIC.match(text):
             self.elastic = match[1]
         elif match := _NODE.match(text):
@@ -1154,7 +1184,10 @@ def is_loud(line: str) -> bool:
 def complains(line: str) -> bool:
     """Return whether a program says why it ends, in the words of Unix: not as Python does, not of another
     process's end, and not only of what followed from a failure elsewhere."""
-    if not _COMPLAINT.match(line) or is_exception(line) or not is_loud(f"error {line}"):
+    store = _STORE.match(line)
+    if not (store or _COMPLAINT.match(line)) or (is_exception(line) and not store):
+        return False
+    if not is_loud(f"error {line}"):
         return False
     entry = find(line)
     passing = _OVER.search(line) or _HARMLESS.search(line)

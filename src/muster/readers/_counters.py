@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise, takewhile
 
+from muster.failures.signs import VERDICT
 from muster.readers._frame import Frame
 
 _WORD = r"(?:global[ _-]?step|step|iter(?:ation)?|epoch|(?:micro[ _-]?)?batch|update|round|episode)s?"
@@ -51,7 +52,8 @@ _WELL = re.compile(
     r"^\s*\"?phase\"?: \"?Succeeded\b|"
     r"\bJobState=COMPLETED\b|^State: COMPLETED \(exit code 0\)|"  # Slurm: scontrol and seff
     r"\bFinal validation metrics: |^# Out of bounds values : 0 OK\b|"  # verl, nccl-tests
-    r"^(?:=+ )?\d+ passed\b(?!.*\d (?:failed|error)).* in [\d.]+s\b",  # pytest
+    r"^(?:=+ )?\d+ passed\b(?!.*\d (?:failed|error)).* in [\d.]+s\b|"  # pytest
+    rf"{VERDICT.pattern}",
 )
 # The whole of a line that a program ends with, or what it is said by; and what begins something else.
 _CLOSING = re.compile(
