@@ -328,6 +328,13 @@ def test_what_runs_a_job_again_has_the_last_word(good: str, bad: str) -> None:
     assert said(*ATTEMPT, *RAISED, bad).failure is not None
 
 
+def test_attempts_that_tell_no_steps() -> None:
+    for last in ("OurError", "RuntimeError: CUDA out of memory. 2 GiB"):
+        attempt = [TRACEBACK, TOP[1], last, "ERROR: script returned exit code 1", "Retrying"]
+        assert said("begin", *attempt, "loss 2", "Finished: SUCCESS").answer == "nothing"
+        assert said("begin", *attempt, "loss 2").answer != "nothing"
+
+
 def test_jobs_that_a_wrapper_ended_otherwise() -> None:
     for line in ("Finished: ABORTED", "\t final status: KILLED"):
         found = said("begin", *ATTEMPT, line)

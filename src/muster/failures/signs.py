@@ -65,8 +65,7 @@ _REASONS = tuple(
             "Terminating StepId",
             "Terminating job step",
             "forcing job termination",
-            *("Finished: ", "# Ended (code", " Done!", "final status: ", " - RUN_", " steps (100%) done"),
-            ") has completed",
+            *("Finished: FAILURE", "Finished: ABORTED", "# Ended (code", "final status: ", " - RUN_FAILURE"),
         }
         | {"Aborted", "Illegal instruction", "Floating point exception"},
         key=lambda hint: (len(hint), hint),  # short ones are met most
@@ -167,13 +166,6 @@ _HELPER = re.compile(
     r"(?:vm|io|mp|d|pid)stat|sar|tail|tee|sleep|rsync|jupyter\S*)\b"
 )
 _LSF_DONE = re.compile(r"Subject: Job \d+: <.*> in cluster <.*> Done\s*$")
-# What runs others, and again what failed, says of the whole: Jenkins, Kaldi's run.pl and queue.pl, Metaflow,
-# YARN, Dagster, Snakemake, Determined.
-VERDICT = re.compile(
-    r"^(?:\[[^\]]*\] )?Finished: SUCCESS\s*$|^# Ended \(code 0\) at |^\d{4}-\d\d-\d\d [\d:.]+ Done!\s*$|"
-    r"^\s*final status: SUCCEEDED\s*$| - RUN_SUCCESS - |^(?P<all>\d+) of (?P=all) steps \(100%\) done\s*$|"
-    r"\|\| INFO: Trial \d+ \(Experiment \d+\) has completed\s*$"
-)
 _LSF = "TERM_"  # what LSF reports of a job's end, before its output as well as after it
 # What kubectl, Docker's swarm, Ray and syslog put before the lines of each pod, task, process and host.
 _PREFIXED = (
@@ -318,6 +310,7 @@ _PID = re.compile(r"\(pid: (\d+)\)|\bPID (\d+)\b|: line \d+: +(\d+) ")
 # Messages that go on in the lines below.
 _RAY_MEMORY = "the node running low on memory"
 _NCCL_FAILED, _OF_FILES, _LLM_C = "NCCL error in: ", "DatasetGenerationCastError: ", "[CUDA ERROR] at file "
+_KERAS = "Exception encountered when calling "
 # What an exception says that only tells where its cause is told.
 _POINTS = re.compile(
     r"\bTrials did not complete\b|\blook up to see its traceback\b|"
@@ -337,7 +330,7 @@ _STORE = re.compile(
     r"Final Job Status: (?:Failed|CompletedWith)|\S+@\S+: Permission denied \("
 )
 _COMPLAINT = re.compile(
-    r"(?:[\w./+@-]+(?:\[\d+\])?: ){0,3}(?:[Ff]atal(?: error)?|FATAL|[Ee]rror|ERROR):\s+"
+    r"(?:[\w./+@-]+(?:\[\d+\])?: ){0,3}(?:[Ff]atal(?: error)?|FATAL(?: ERROR)?|[Ee]rror|ERROR):\s+"
     r"(?!-?[\d.]+\b|(?:[Nn]o(?:ne)?|[Nn]ull|[Ff]alse)\b)\S|"
     r"[a-z./][\w./+-]*: (?:.*: )?(?:[Cc]annot|[Cc]an't|[Cc]ould not|[Uu]nable to|[Uu]nexpected|[Ii]nvalid|"
     r"[Uu]nknown|[Uu]nrecognized) \w|"
@@ -580,7 +573,7 @@ class Signs:
 
     def progress(self) -> None:
         """Record another step."""
-        self.marked, self.finished, self.verdict, self.onward = True, False, False, self.spot
+        self.marked, self.finished, self.onward = True, False, self.spot
         self.since += 1
         self.met.clear()
         self.clues.clear()
@@ -593,11 +586,11 @@ class Signs:
             self.collectives, self.exited = Collectives(), False
             self.forget()
 
-    def _overrule(self) -> None:
+    def overrule(self) -> None:
         """Take the word that all went well in the end: what ended attempts before that ended nothing."""
         self.restart()
-        self.now, self.earlier, self.broke, self.late, self.verdict = {}, {}, False, "", True
-        self.forget()
+        self.now, self.earlier, self.got_over, self.late, self.verdict = {}, {}, None, "", True
+        self.broke = self.traceback = False
 
     def _keep(self, since: float) -> None:
         """Keep LSF's word on the end, and of what a program is told before its end that since this line."""
@@ -798,7 +791,7 @@ class Signs:
             below = below[last : last + 2] if last is not None else []
         elif _OF_FILES in text:
             below = list(takewhile(lambda line: not line.startswith("Please"), below))
-        elif _LLM_C in text or (is_exception(text) and text.rstrip().endswith(":")):
+        elif _LLM_C in text or _KERAS in text or (is_exception(text) and text.rstrip().endswith(":")):
             below = [line for line in below[:1] if not _tells_an_end(line)]
         else:  # Java's exception, below that of Python's
             below = [line for line in below[:1] if line.startswith(": ")]
@@ -936,8 +929,6 @@ class Signs:
             pass
         elif _LSF_DONE.match(text):
             self.succeeded = True
-        elif VERDICT.search(text):
-            self._overrule()
         elif match := _ELASTIC.match(text):
             self.elastic = match[1]
         elif match := _NODE.match(text):

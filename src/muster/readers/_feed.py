@@ -30,9 +30,11 @@ Made = Callable[[Frame], LineReader]
 _APART = 3  # lines between two in which a program says why it ends: it is another one
 _FEW = 8  # lines before a block's end that are enough where nothing tells of a failure
 _BACK = 200  # lines before it that are looked at
-# torch's own mark before what a rank raises; torchrun's redirects (a rank of its host); mpirun; srun --label.
+# torch's own mark before what a rank raises; torchrun's redirects (a rank of its host); mpirun; srun --label,
+# unlike Rust's list of what led to an error.
 _RANK = re.compile(
-    r"(?!\S*sh: \d+: )(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[(?:prterun-\S+@)?\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )"
+    r"(?! {4}\d: |\S*sh: \d+: )(?:\S+: )?"
+    r"(?:\[rank(\d{1,9})\]:|\[(?:prterun-\S+@)?\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )"
 )
 _PREFIX = re.compile(
     r"(?:\S+: )?(?:\[rank\d+\]:|\[(?:prterun-\S+@)?\d+,\d+\]<std\w+>:|\[default\d+\]:|\s*\d{1,6}: )"

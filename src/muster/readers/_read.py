@@ -69,6 +69,8 @@ def read_blocks(
     while rest is not None:
         rest = feed.take(rest)
         frame, readings, started = feed.frame, feed.readings(), len(jobs)
+        if counters.overrules(map(frame.bare, feed.backwards())):
+            frame.signs.overrule()
         raised = feed.raised()
         name = f"{path}#{len(jobs) + 1}" if jobs else path
         if readings or (frame.begun and not whole.broken):

@@ -385,6 +385,10 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         return Explanation(of=of, answer="unknown", says=says, lines=_telling(bare), notes=notes)
     if echoed := [log for log in jobs if not log.outcome.good and _echoes_alone(log)]:
         echoes = sum(log.why.echoes for log in echoed if log.why)
+        for log in echoed:
+            for sign in log.why.signs if log.why else ():
+                if sign.failure and not _is_echo(known_failures()[sign.failure]):
+                    return _complained(of, log, sign, echoes - 1, notes, sign.host)
         return Explanation(
             of=of, answer="unknown", says=_ECHO, lines=_telling(echoed), echoes=echoes, notes=notes
         )
@@ -412,7 +416,8 @@ def _complained(
     evidence = _evidence(log, replace(line, host=host))
     where = _where(evidence.rank, None)
     match = find(line.text)
-    entry = match.failure if match and match.phrase.weight == "cause" else None
+    cause = match is not None and match.phrase.weight in ("cause", "symptom") and not _is_echo(match.failure)
+    entry = match.failure if match and cause else None
     failure = Failure(
         what=line.text, where=where, host=evidence.host, id=entry.id if entry else None, evidence=evidence
     )
