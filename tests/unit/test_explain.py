@@ -1076,7 +1076,7 @@ def steps_of(first: int, last: int) -> list[str]:
 
 WATCHDOG = (
     "Nov 26 22:51:1{0} n01 train[880]: [rank{0}]:[E1126 22:51:10.112 ProcessGroupNCCL.cpp:683] [Rank {0}] "
-    "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4411, OpType=ALLREDUCE, NumelIn=8, NumelOut=8)"
+    "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4411, OpType=ALLREDUCE, NumelIn=8)"
 )
 
 
