@@ -1074,6 +1074,63 @@ def steps_of(first: int, last: int) -> list[str]:
     return [f"step {n}: loss 2.{n}" for n in range(first, last)]
 
 
+WATCHDOG = (
+    "Nov 26 22:51:1{0} n01 train[880]: [rank{0}]:[E1126 22:51:10.112 ProcessGroupNCCL.cpp:683] [Rank {0}] "
+    "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4411, OpType=ALLREDUCE, NumelIn=8)"
+)
+
+
+def test_a_file_server_that_does_not_answer() -> None:
+    """What waits for it is an echo; an exception explains more, and steps show that it came back."""
+    work = [f"Nov 26 22:20:11 n03 train[881]: step {n} loss 2.{n}" for n in range(1, 9)]
+    silent = "Nov 26 22:41:02 n03 kernel: nfs: server nas01 not responding, still trying"
+    found = said(*work, silent, *(WATCHDOG.format(n) for n in range(3)))
+    assert found.failure is not None and found.blame == "setup"
+    assert (found.failure.id, found.failure.host) == ("file_server_silent", "n03")
+    assert is_quiet(said(*work, silent, *work))
+    found = said(*work, silent, "begin", *TOP)
+    assert found.failure is not None and found.failure.id == "cuda_oom"
+
+
+@pytest.mark.parametrize(
+    ("lines", "failure", "rank"),
+    [
+        (["Error: step 150", "", "Caused by:", "    0: attention backward, layer 30",
+          '    1: DriverError(CUDA_ERROR_OUT_OF_MEMORY, "out of memory")'], "cuda_oom", None),
+        (["0: a", '1: DriverError(CUDA_ERROR_OUT_OF_MEMORY, "out of memory")'], "cuda_oom", "rank 1"),
+        (["  fatal: could not read Username for 'https://github.com': No such device or address",
+          "  error: subprocess-exited-with-error", "  x git clone did not run successfully.",
+          "error: subprocess-exited-with-error"], "git_credentials", None),
+        ([TRACEBACK, '  File "/w/t.py", line 71, in <module>', "    model.fit(x)",
+          "ValueError: Exception encountered when calling Sequential.call().", "",
+          '\x1b[1mInput 0 of layer "dense" is incompatible with the layer: expected axis -1 of\x1b[0m'],
+         "shape_mismatch", None),
+    ],
+)  # fmt: skip
+def test_a_cause_within_lists_and_boxes(lines: list[str], failure: str, rank: str | None) -> None:
+    found = said("begin", *lines).failure
+    assert found is not None and (found.id, found.where) == (failure, rank)
+
+
+def test_the_rest_of_what_keras_says() -> None:
+    raised = "ValueError: Exception encountered when calling Sequential.call()."
+    found = said("begin", *TOP[:3], raised, "", "Cannot take the length of shape with unknown rank.").failure
+    assert found is not None and found.what == f"{raised} Cannot take the length of shape with unknown rank."
+
+
+def test_a_barrier_that_one_rank_missed() -> None:
+    """The others' echoes of it, with and without tracebacks, are no cause."""
+    missed = ["[rank0]: RuntimeError: [Rank 0]: Rank 3 failed to pass monitoredBarrier in 1800000 ms"]
+    echo = (
+        "[rank{0}]: RuntimeError: Rank {0} successfully reached monitoredBarrier, but received errors while "
+        "waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank."
+    )
+    top = [f"[rank1]: {line}" for line in TOP[:3]]
+    for lines in ([*missed, echo.format(1)], [*top, echo.format(1), *missed], [echo.format(2), *missed]):
+        found = said("begin", *steps_of(1, 9), *lines)
+        assert found.failure is not None and found.failure.where == "rank 3"
+
+
 TOP = [
     TRACEBACK,
     '  File "/w/t.py", line 30, in <module>',

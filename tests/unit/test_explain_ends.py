@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.runs.explain import BEGUN
+from muster.runs.explain import BEGUN, RETRIED, WHOLE
 from tests.unit.logs import metaseq_log, trainer_log
 from tests.unit.test_explain import OWN_LINE, TOP, TRACEBACK, said, steps_of
 
@@ -256,6 +256,102 @@ def test_accounts_of_jobs_and_tests_that_failed(line: str, failure: str | None) 
     assert found is not None and found.id == failure
     for words in ("   JobState=FAILED Reason=NonZeroExitCode", "State: FAILED (exit code 1)"):
         assert said("begin", words).answer == "unknown"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'ERROR "cp out/a.safetensors s3://b/a.safetensors": AccessDenied: Access Denied status code: 403',
+        "upload failed: out/a to s3://b/a An error occurred (AccessDenied) when calling the PutObject",
+        "fatal error: Unable to locate credentials",
+        "AccessDeniedException: 403 sa does not have storage.objects.create access to the bucket.",
+        "CommandException: 1 file/object could not be transferred.",
+        "ERROR: (gcloud.storage.cp) [sa] does not have permission to access b instance [ml-ckpt]",
+        "2026/11/27 02:00:11 Failed to copy with 2 errors: last error was: googleapi: Error 403",
+        'rsync: [receiver] write failed on "/ckpt/a": No space left on device (28)',
+        "rsync error: some files/attrs were not transferred (code 23) at main.c(1338) [sender=3.2.7]",
+        "cp: cannot create regular file '/nfs/a': Permission denied",
+        "cp: error writing '/nfs/a': No space left on device",
+        "mv: cannot move 'out' to '/nfs/out': Read-only file system",
+        "scp: /ckpt/a: Permission denied",
+        "ssh: connect to host nas port 22: Connection refused",
+        "maria@nas: Permission denied (publickey,password).",
+        "curl: (22) The requested URL returned error: 403",
+        "Final Job Status: Failed",
+        "error: failed to push some refs to 'https://huggingface.co/acme/llama'",
+    ],
+)
+@pytest.mark.parametrize(
+    "end",
+    [
+        [*BARS, RUNTIME, "100%|##########| 100/100 [02:15<00:00,  2.71s/it]"],
+        TITAN,
+        ["begin", *steps_of(1, 9), "Training complete"],
+        ["begin", *steps_of(1, 9), "train.py exited with exit code 0"],
+    ],
+)
+def test_what_fails_after_the_end(end: list[str], line: str) -> None:
+    """No good end: the training is whole, and what came after it is said."""
+    for rest in ([line], ["+ ./publish.sh", line, line, "+ echo bye", "bye"]):
+        found = said(*end, *rest)
+        assert found.failure is not None and found.failure.evidence is not None
+        assert (found.failure.evidence.text, found.notes) == (line, [WHOLE])
+    for well in ([line, *end], [*end, line, *steps_of(20, 29), "Training complete"]):
+        assert said(*well).answer == "nothing" or end[0] != "begin"
+    warned = said(*end, f"warning: {line}")
+    assert (warned.answer, warned.failure) == ("nothing", None)
+
+
+ATTEMPT = ["[Pipeline] sh", "+ torchrun train.py", *steps_of(1, 30)]
+RAISED = [*(f"[rank1]: {line}" for line in (TRACEBACK, TOP[1], "OSError: [Errno 5] Input/output error")),
+          "script returned exit code 1", "ERROR: script returned exit code 1"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ("Finished: SUCCESS", "Finished: FAILURE"),
+        ("[2026-11-27T03:12:00.118Z] Finished: SUCCESS", "[2026-11-27T03:12:00.118Z] Finished: FAILURE"),
+        ("# Ended (code 0) at Fri Nov 27 00:36:53 UTC 2026, elapsed time 9412 seconds",
+         "# Ended (code 1) at Fri Nov 27 00:36:53 UTC 2026, elapsed time 9412 seconds"),
+        ("\t final status: SUCCEEDED", "\t final status: FAILED"),
+        ("2026-11-26 22:11:41 +0000 - dagster - DEBUG - nightly - 1f2a - 12 - RUN_SUCCESS - Finished",
+         '2026-11-26 22:11:41 +0000 - dagster - ERROR - nightly - 1f2a - 12 - RUN_FAILURE - Execution'),
+        ("11 of 11 steps (100%) done", ""),
+        ("2026-11-26 22:17:44.926 Done!", ""),
+        ("[2026-11-26T22:51:42.777Z]  || INFO: Trial 412 (Experiment 398) has completed", ""),
+    ],
+)  # fmt: skip
+def test_what_runs_a_job_again_has_the_last_word(good: str, bad: str) -> None:
+    """An attempt that failed ended nothing."""
+    job = [*ATTEMPT, *RAISED, "Retrying", *ATTEMPT]
+    found = said(*job, good)
+    assert (found.answer, found.exit_code, found.failure) == ("nothing", 0, None)
+    assert [each.text for each in found.others] == ["OSError: [Errno 5] Input/output error"]
+    assert found.notes == [RETRIED]
+    assert said(*job).answer == "unknown"
+    onward = said(*job, good, "+ python train.py", *ATTEMPT)  # another program's word
+    assert (onward.answer, onward.failure) == ("unknown", None)
+    if bad:
+        found = said(*job, "ERROR: script returned exit code 2", bad)
+        assert (found.answer, found.failure) == ("unknown", None) and "no line says why" in found.says
+        assert [each.text for each in found.others] == ["OSError: [Errno 5] Input/output error"]
+    assert said(*ATTEMPT, *RAISED, bad).failure is not None
+
+
+def test_attempts_that_tell_no_steps() -> None:
+    for last in ("OurError", "RuntimeError: CUDA out of memory. 2 GiB"):
+        attempt = [TRACEBACK, TOP[1], last, "ERROR: script returned exit code 1", "Retrying"]
+        assert said("begin", *attempt, "loss 2", "Finished: SUCCESS").answer == "nothing"
+        assert said("begin", *attempt, "loss 2").answer != "nothing"
+
+
+def test_jobs_that_a_wrapper_ended_otherwise() -> None:
+    for line in ("Finished: ABORTED", "\t final status: KILLED"):
+        found = said("begin", *ATTEMPT, line)
+        assert found.answer == "named" and "from outside" in found.says
+    found = said("begin", *ATTEMPT, "##[error]Process completed with exit code 1.")
+    assert found.answer == "unknown" and "no line says why" in found.says
 
 
 LAUNCHED = "[2025-11-20] [INFO] [multinode_runner.py:98:get_cmd] Running on the following workers: {}"

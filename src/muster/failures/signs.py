@@ -65,6 +65,7 @@ _REASONS = tuple(
             "Terminating StepId",
             "Terminating job step",
             "forcing job termination",
+            *("Finished: FAILURE", "Finished: ABORTED", "# Ended (code", "final status: ", " - RUN_FAILURE"),
         }
         | {"Aborted", "Illegal instruction", "Floating point exception"},
         key=lambda hint: (len(hint), hint),  # short ones are met most
@@ -133,7 +134,9 @@ _FAILED = re.compile(
     r"MPI_ERRORS_ARE_FATAL|^MPI_ABORT was invoked on rank \d|\bapplication called MPI_Abort\(|"
     r"\b(?:ERROR|CRITICAL|FATAL)\b.*\b(?:[Tt]raining|[Jj]ob) failed\b|"
     r"slurmstepd: error: \*\*\* .* FAILED \(non-zero exit code or other failure mode\)|"
-    r"\bJobState=FAILED\b|^State: FAILED \(exit code "
+    r"\bJobState=FAILED\b|^State: FAILED \(exit code |"
+    r"^(?:\[[^\]]*\] )?Finished: FAILURE\s*$|^# Ended \(code [1-9]|^\s*final status: FAILED\s*$|"
+    r" - RUN_FAILURE - |^##\[error\]Process completed with exit code [1-9]"
 )
 # The program's own word on a signal that asks it to end, after which it may end as it does otherwise.
 _ASKED = re.compile(
@@ -153,6 +156,7 @@ _EXTERNAL = re.compile(
     r"`Termination signal` is detected by the operating system|"
     r"\*\*\* SIG(?:TERM|INT) \(@\S+\) received by PID|"
     r"^TERM_(?:(?:FORCE_)?(?:OWNER|ADMIN)|EXTERNAL_SIGNAL)\b|job\.exception type=cancel\b|"
+    r"^(?:\[[^\]]*\] )?Finished: ABORTED\s*$|^\s*final status: KILLED\s*$|"
     r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)|^[\w.-]+: Terminated\s*$"
 )
 # A shell's word on what it ran beside the training, or after it: that watches, waits or copies.
@@ -306,6 +310,7 @@ _PID = re.compile(r"\(pid: (\d+)\)|\bPID (\d+)\b|: line \d+: +(\d+) ")
 # Messages that go on in the lines below.
 _RAY_MEMORY = "the node running low on memory"
 _NCCL_FAILED, _OF_FILES, _LLM_C = "NCCL error in: ", "DatasetGenerationCastError: ", "[CUDA ERROR] at file "
+_KERAS = "Exception encountered when calling "
 # What an exception says that only tells where its cause is told.
 _POINTS = re.compile(
     r"\bTrials did not complete\b|\blook up to see its traceback\b|"
@@ -316,20 +321,29 @@ _POINTS = re.compile(
 _LEVEL = re.compile(r"\bNCCL WARN\b|\bERROR\b|\bFATAL\b|\bCRITICAL\b|(?:^|\[)[EF]\d* |\b[Ee]rror: |\bNVRM: ")
 _LOUD = re.compile(r"[Ee]rror|\bERR(?:OR)?\b|FATAL|[Ff]atal|CRITICAL|[Ff]ail(?:ed|ure)|FAILED|[Aa]bort")
 # How programs of Unix say why they end: "fatal: ...", "srun: error: ...", "cp: cannot stat ...", "x: y: Is a
-# directory". A figure that is called an error is none.
+# directory"; and those that copy to a store: s5cmd, aws, gsutil, rclone, rsync, azcopy, mc. A figure that is
+# called an error is none.
+_STORE = re.compile(
+    r"ERROR \"[^\"]+\": \S|(?:upload|download|copy|move|delete) failed: \S|rsync error: |mc: <ERROR> |"
+    r"[A-Z]\w+Exception: (?:[45]\d\d |No URLs matched|\d+ files?/objects? could)|"
+    r"\d{4}/\d\d/\d\d [\d:]+ (?:[A-Z]+ ?: )?(?:.*: )?Failed to \w+(?: with|:) |"
+    r"Final Job Status: (?:Failed|CompletedWith)|\S+@\S+: Permission denied \("
+)
 _COMPLAINT = re.compile(
-    r"(?:[\w./+@-]+(?:\[\d+\])?: ){0,3}(?:[Ff]atal(?: error)?|FATAL|[Ee]rror|ERROR):\s+"
+    r"(?:[\w./+@-]+(?:\[\d+\])?: ){0,3}(?:[Ff]atal(?: error)?|FATAL(?: ERROR)?|[Ee]rror|ERROR):\s+"
     r"(?!-?[\d.]+\b|(?:[Nn]o(?:ne)?|[Nn]ull|[Ff]alse)\b)\S|"
     r"[a-z./][\w./+-]*: (?:.*: )?(?:[Cc]annot|[Cc]an't|[Cc]ould not|[Uu]nable to|[Uu]nexpected|[Ii]nvalid|"
     r"[Uu]nknown|[Uu]nrecognized) \w|"
     r"[a-z./][\w./+-]*: .*: (?:No such file or directory|Permission denied|command not found|Is a directory|"
-    r"Not a directory|File exists|Argument list too long|Input/output error|Connection refused)$|"
+    r"Not a directory|File exists|Argument list too long|Input/output error|Connection refused|"
+    r"No space left on device|Disk quota exceeded|Read-only file system|Stale file handle|No route to host|"
+    r"Connection timed out)(?: \(\d+\))?$|"
     r"curl: \(\d+\) \w|docker: Error response from daemon: "
 )
 # What of that keeps no program from its work: of terminals, users' names, versions, and libraries probed for.
 _HARMLESS = re.compile(
     r"^wandb: |not a git repository|process group|cannot find name for|LD_PRELOAD|/dev/tty|terminal|\btput: |"
-    r"dependency resolver|cannot find -l|ld returned"
+    r"dependency resolver|cannot find -l|ld returned|script returned exit code"
 )
 _ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_args(Weight))}
 # Ways to end that one host does not cause in another: a host with one of them failed by itself.
@@ -478,6 +492,7 @@ class Signs:
     kernel: dict[str, tuple[str, str, LineSpot]] = field(default_factory=dict)  # by process: failure, line
     clues: dict[str, Sign] = field(default_factory=dict)  # by their shape
     succeeded: bool = False  # that pod: what is said of its containers' earlier states ended nothing
+    verdict: bool = False  # what ran all says that it went well, whatever its attempts met
     snippet: tuple[int, int] | None = None  # the rank whose exception Ray shows, and after which line
     exited: bool = False  # a process ended by an exit code of its own
     task: tuple[str, int] | None = None  # the host of a Ray task, and the line that its traceback follows
@@ -570,6 +585,12 @@ class Signs:
             self.now, self.earlier, self.echoes = {}, self.now, 0
             self.collectives, self.exited = Collectives(), False
             self.forget()
+
+    def overrule(self) -> None:
+        """Take the word that all went well in the end: what ended attempts before that ended nothing."""
+        self.restart()
+        self.now, self.earlier, self.got_over, self.late, self.verdict = {}, {}, None, "", True
+        self.broke = self.traceback = False
 
     def _keep(self, since: float) -> None:
         """Keep LSF's word on the end, and of what a program is told before its end that since this line."""
@@ -770,7 +791,7 @@ class Signs:
             below = below[last : last + 2] if last is not None else []
         elif _OF_FILES in text:
             below = list(takewhile(lambda line: not line.startswith("Please"), below))
-        elif _LLM_C in text or (is_exception(text) and text.rstrip().endswith(":")):
+        elif _LLM_C in text or _KERAS in text or (is_exception(text) and text.rstrip().endswith(":")):
             below = [line for line in below[:1] if not _tells_an_end(line)]
         else:  # Java's exception, below that of Python's
             below = [line for line in below[:1] if line.startswith(": ")]
@@ -1154,7 +1175,10 @@ def is_loud(line: str) -> bool:
 def complains(line: str) -> bool:
     """Return whether a program says why it ends, in the words of Unix: not as Python does, not of another
     process's end, and not only of what followed from a failure elsewhere."""
-    if not _COMPLAINT.match(line) or is_exception(line) or not is_loud(f"error {line}"):
+    store = _STORE.match(line)
+    if not (store or _COMPLAINT.match(line)) or (is_exception(line) and not store):
+        return False
+    if not is_loud(f"error {line}"):
         return False
     entry = find(line)
     passing = _OVER.search(line) or _HARMLESS.search(line)

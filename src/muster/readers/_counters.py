@@ -36,6 +36,13 @@ _WHOSE = re.compile(
     r"\W{0,3}\d+|\d{4}[-/]\d\d[-/]\d\d|\d\d:\d\d:\d\d(?:[.,]\d+)?|0x[0-9a-f]+|\d+(?:\.\d+){2,}",
     re.IGNORECASE,
 )
+# What runs others, and again what failed, says of the whole: Jenkins, Kaldi's run.pl and queue.pl, Metaflow,
+# YARN, Dagster, Snakemake, Determined.
+_VERDICT = re.compile(
+    r"^(?:\[[^\]]*\] )?Finished: SUCCESS\s*$|^# Ended \(code 0\) at |^\d{4}-\d\d-\d\d [\d:.]+ Done!\s*$|"
+    r"^\s*final status: SUCCEEDED\s*$| - RUN_SUCCESS - |^(?P<all>\d+) of (?P=all) steps \(100%\) done\s*$|"
+    r"\|\| INFO: Trial \d+ \(Experiment \d+\) has completed\s*$"
+)
 _WELL = re.compile(
     r"worker group successfully finished|\bLocal worker group finished \((?:WorkerState\.)?SUCCEEDED\)|"
     r"(?<![A-Z] \()\bexit(?:ed)?(?: with)?(?: exit| return)? (?:code|status)[ :=]*0\b|"
@@ -51,7 +58,8 @@ _WELL = re.compile(
     r"^\s*\"?phase\"?: \"?Succeeded\b|"
     r"\bJobState=COMPLETED\b|^State: COMPLETED \(exit code 0\)|"  # Slurm: scontrol and seff
     r"\bFinal validation metrics: |^# Out of bounds values : 0 OK\b|"  # verl, nccl-tests
-    r"^(?:=+ )?\d+ passed\b(?!.*\d (?:failed|error)).* in [\d.]+s\b",  # pytest
+    r"^(?:=+ )?\d+ passed\b(?!.*\d (?:failed|error)).* in [\d.]+s\b|"  # pytest
+    rf"{_VERDICT.pattern}",
 )
 # The whole of a line that a program ends with, or what it is said by; and what begins something else.
 _CLOSING = re.compile(
@@ -66,7 +74,8 @@ _BEGUN = re.compile(
     re.IGNORECASE,
 )
 _SOFTLY = re.compile(
-    r"^\W*(?:all )?(?:done|finished|success)\b|\b(?:model|weights) saved\b|\bsuccessfully\b",
+    r"^\W*(?:all )?(?:done|finished|success)\b|\b(?:model|weights) saved\b|"
+    r"(?<!not )(?<!not run )\bsuccessfully\b",
     re.IGNORECASE,
 )
 # "Loading data... Done." is the end of that part alone, unless it is one that comes last; an exit code may be
@@ -155,6 +164,17 @@ def counts(line: str) -> bool:
 def ended_well(lines: Iterable[str]) -> bool:
     """Return whether one of these lines says that the program ended as it should."""
     return any(_WELL.search(line) for line in lines)
+
+
+def overrules(ends: Iterable[str]) -> bool:
+    """Return whether what ran all says at a log's end that it went well, and nothing was begun after that.
+    `ends`: its last lines, the last one first."""
+    for line in islice(ends, _LAST):
+        if _VERDICT.search(line):
+            return True
+        if _BEGUN.search(line) or NEXT_RUN.match(line) or counts(line):
+            return False
+    return False
 
 
 def closes(ends: Iterable[str]) -> bool:

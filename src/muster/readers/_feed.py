@@ -18,7 +18,7 @@ from muster.core.registry import broken, fits, guarded, load_plugin, package_of,
 from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import SENDER, Sign, complains, is_exception
 from muster.failures.table import find
-from muster.readers._counters import NEXT_RUN, Counters, counts
+from muster.readers._counters import NEXT_RUN, Counters, counts, ended_well
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
 from muster.readers._frame import HINTS as FRAME_HINTS
 from muster.readers.base import LineReader, Reading
@@ -30,9 +30,11 @@ Made = Callable[[Frame], LineReader]
 _APART = 3  # lines between two in which a program says why it ends: it is another one
 _FEW = 8  # lines before a block's end that are enough where nothing tells of a failure
 _BACK = 200  # lines before it that are looked at
-# torch's own mark before what a rank raises; torchrun's redirects (a rank of its host); mpirun; srun --label.
+# torch's own mark before what a rank raises; torchrun's redirects (a rank of its host); mpirun; srun --label,
+# unlike Rust's list of what led to an error.
 _RANK = re.compile(
-    r"(?!\S*sh: \d+: )(?:\S+: )?(?:\[rank(\d{1,9})\]:|\[(?:prterun-\S+@)?\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )"
+    r"(?! {4}\d: |\S*sh: \d+: )(?:\S+: )?"
+    r"(?:\[rank(\d{1,9})\]:|\[(?:prterun-\S+@)?\d+,(\d{1,9})\]<std|\s*(\d{1,6}): )"
 )
 _PREFIX = re.compile(
     r"(?:\S+: )?(?:\[rank\d+\]:|\[(?:prterun-\S+@)?\d+,\d+\]<std\w+>:|\[default\d+\]:|\s*\d{1,6}: )"
@@ -175,15 +177,31 @@ class LineFeed:
         """Return the line in which the last program says why it ends: the first of those that stand together
         among so many at the log's end; None: there is none, or steps follow."""
         first, after = None, 0
-        places = ((block, place) for block in reversed(self.ends) for place in reversed(range(len(block))))
-        places = ((block, place) for block, place in places if block[place].strip())
-        for number, (block, place) in enumerate(islice(places, most + _APART)):
-            spot, text = LinePlace(block, place), self.frame.bare(block[place])
+        for number, (spot, text) in enumerate(islice(self._last(), most + _APART)):
             if complains(text) and (first or number < most):
                 first, after = Sign("exit", None, text.strip(), None, spot.rank, spot.number), number
             elif counts(text) or (first and number - after == _APART):
                 break
         return first
+
+    def late_complaint(self, most: int) -> Sign | None:
+        """Return the first line, among so many at the log's end, in which a program that was begun after a
+        training's good end says why it ends; None: there is none, or no such end."""
+        end, first = self.frame.signs.last_end, None
+        for number, (spot, text) in enumerate(islice(self._last(), ENOUGH)):
+            if ended_well([text]) or (end and (spot.number or 0) <= end):
+                return first
+            if end is None and counts(text):
+                break
+            if number < most and complains(text):
+                first = Sign("exit", None, text.strip(), None, spot.rank, spot.number)
+        return None
+
+    def _last(self) -> Iterator[tuple[LinePlace, str]]:
+        """Yield the place and the text of the job's last lines that are not blank, the last one first."""
+        places = (LinePlace(block, place) for block in self.ends[::-1] for place in range(len(block))[::-1])
+        spots = (spot for spot in places if spot.block[spot.place].strip())
+        return ((spot, self.frame.bare(spot.block[spot.place])) for spot in spots)
 
     def raised(self) -> Sign | None:
         """Return the exception that ended the job, of a name that the sieve does not know; None: there is

@@ -69,6 +69,8 @@ def read_blocks(
     while rest is not None:
         rest = feed.take(rest)
         frame, readings, started = feed.frame, feed.readings(), len(jobs)
+        if counters.overrules(map(frame.bare, feed.backwards())):
+            frame.signs.overrule()
         raised = feed.raised()
         name = f"{path}#{len(jobs) + 1}" if jobs else path
         if readings or (frame.begun and not whole.broken):
@@ -129,11 +131,14 @@ def _after(feed: LineFeed) -> EndOfLog | None:
     what was begun after it breaks off; None: nothing."""
     before = tuple(replace(each, text=shortened(each.text)) for each in feed.frame.signs.before)
     begun = _left_open(feed) if feed.brief else ""
-    if not (before or begun):
+    complaint = feed.late_complaint(CLOSE)
+    if not (before or begun or complaint):
         return None
     lines = (line for line in map(uncoloured, feed.backwards()) if line.strip())
     last, begun = tuple(shortened(line) for line in islice(lines, LAST))[::-1], shortened(begun)
-    return EndOfLog((), alike=0, echoes=0, program=True, quiet=None, last=last, before=before, begun=begun)
+    verdict = feed.frame.signs.verdict
+    why = EndOfLog((), alike=0, echoes=0, program=True, quiet=None, last=last, before=before, begun=begun)
+    return replace(why, complaint=complaint, verdict=verdict)
 
 
 def _left_open(feed: LineFeed) -> str:
@@ -197,6 +202,8 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
     outside = may and first is not None and first.weight == "external"
     trained = outside and counters.trained(before)
     text = list(outside_asides(map(frame.bare, reversed(ends))))
+    near = (quiet or 0) + CLOSE if first and first.weight == "exit" else AT_END
+    late = feed.late_complaint(CLOSE)
     return EndOfLog(
         signs=tuple(
             replace(each, text=shortened(each.text)) for each in _few([first, *others] if first else [])
@@ -210,7 +217,9 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         onward="yes" if good or well or trained else "perhaps" if passed or over else "no",
         collectives=signs.collectives,
         before=tuple(replace(each, text=shortened(each.text)) for each in signs.before),
-        finished=(signs.finished and not signs.asked(first)) or (outside and counters.reached_last(before)),
+        finished=(signs.finished and not signs.asked(first))
+        or (outside and counters.reached_last(before))
+        or late is not None,
         loud=tuple(shortened(line) for line in islice(filter(is_loud, ends), TOLD))[::-1],
         status=signs.status,
         closed=signs.succeeded
@@ -219,7 +228,8 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         or counters.closes(takewhile(lambda line: not is_exception(line), reversed(text))),
         worked=signs.marked or frame.steps > 0,
         clues=tuple(replace(each, text=shortened(each.text)) for each in signs.clues.values()),
-        complaint=feed.complaint((quiet or 0) + CLOSE if first and first.weight == "exit" else AT_END),
+        complaint=None if signs.succeeded else late or feed.complaint(near),
+        verdict=signs.verdict,
     )
 
 

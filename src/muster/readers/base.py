@@ -236,7 +236,8 @@ class EndOfLog:
     `closed`: its last lines say that the program ended as it should; `worked`: it tells steps; `loud`: the
     last ones that speak of an error in any words; `begun`: the line at which what was begun after the end of
     its training breaks off, empty: none; `status`: of the pod, by kubectl; `clues`: what shows where to look;
-    `complaint`: the line in which the last program says why it ends, in the words of a Unix program."""
+    `complaint`: the line in which the last program says why it ends, in the words of a Unix program;
+    `verdict`: what ran all says that it went well, whatever its attempts met."""
 
     signs: tuple[Sign, ...]
     alike: int
@@ -256,6 +257,7 @@ class EndOfLog:
     status: str = ""
     clues: tuple[Sign, ...] = ()
     complaint: Sign | None = None
+    verdict: bool = False
 
 
 @rows.dataclass(frozen=True, kw_only=True)

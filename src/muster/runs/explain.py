@@ -65,6 +65,7 @@ _QUIET = "no known failure is in it, and nothing says how it ended"
 _PRINTED: tuple[Weight, ...] = ("exception", "symptom", "exit")  # many programs do so, and go on
 _OPEN = re.compile(r"Traceback \(most recent call last\)|^\W*(?:\S+ )?File \"")
 WHOLE = "the training had come to its end: what failed came after it"
+RETRIED = "an earlier attempt in the same log failed, and was made again"
 BEGUN = "its training had ended, and the log stops in what was begun after that"
 _PERHAPS = "what may be why is in it, but the program seems to have gone on after it, or says it in passing"
 # Names of logs of what runs beside a training, and is ended after it.
@@ -225,12 +226,16 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     before = [(log, sign) for log in jobs if log.why for sign in log.why.before]
     if not failed:
         nothing = _nothing(of, jobs, notes)
-        if not before or nothing.answer != "nothing":
+        retried = all(log.why and log.why.verdict for log, _ in before)
+        if retried or nothing.answer != "nothing":
             seen = [*nothing.others, *(_evidence(log, sign) for log, sign in before)]
-            return nothing.model_copy(update={"others": seen[:MOST]})
+            notes = [*nothing.notes, *([RETRIED] if before and nothing.answer == "nothing" else ())]
+            return nothing.model_copy(update={"others": seen[:MOST], "notes": notes})
         failed, notes = before, [*notes, f"an earlier run in the same log; of the last one: {nothing.says}"]
     elif len(failed) == 1 and (why := failed[0][0].why) and why.finished:
-        notes = [*notes, *([WHOLE] if failed[0][0].over or failed[0][1].weight == "external" else ())]
+        sign, late = failed[0][1], why.complaint
+        after = failed[0][0].over or sign.weight == "external" or (late and late.number == sign.number)
+        notes = [*notes, *([WHOLE] if after else ())]
     ranked = sorted(failed, key=lambda each: (each[1].order, each[1].when or float("inf")))
     ranked = _cause_first(ranked)
     log, sign = ranked[0]
@@ -240,7 +245,13 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     if sign.weight in ("symptom", "exit") and (entry is None or _is_echo(entry)):
         lines = _telling([each for each, _ in ranked])
         explanation = Explanation(
-            of=of, answer="unknown", says=_ECHO, lines=lines, echoes=echoes, notes=notes
+            of=of,
+            answer="unknown",
+            says=_ECHO,
+            lines=lines,
+            echoes=echoes,
+            notes=notes,
+            others=[_evidence(*each) for each in before[:MOST]],
         )
         if sign.weight == "symptom" or (sign.rank is None and sign.host is None):
             return explanation
@@ -351,9 +362,11 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         )
     ]
     empty = [log for log in jobs if log.reason == "is empty"]
-    ended = (log for log in jobs if not _went_on(log) and not (log.why and log.why.closed))
-    if complained := next(((log, log.why.complaint) for log in ended if log.why and log.why.complaint), None):
-        return _complained(of, *complained, 0, notes)
+    whole = [_ended_well(log) or (log.why is not None and log.why.finished) for log in jobs]
+    ended = ((log, well) for log, well in zip(jobs, whole, strict=True) if well or not _went_on(log))
+    for log, well in ended:
+        if log.why and log.why.complaint:
+            return _complained(of, log, log.why.complaint, 0, [*notes, *([WHOLE] if well else ())])
     if stopped or notes or len(empty) == len(jobs):
         first = next(iter(stopped or empty or jobs))
         begun = first.why.begun if first.why else ""
@@ -372,6 +385,10 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         return Explanation(of=of, answer="unknown", says=says, lines=_telling(bare), notes=notes)
     if echoed := [log for log in jobs if not log.outcome.good and _echoes_alone(log)]:
         echoes = sum(log.why.echoes for log in echoed if log.why)
+        for log in echoed:
+            for sign in log.why.signs if log.why else ():
+                if sign.failure and not _is_echo(known_failures()[sign.failure]):
+                    return _complained(of, log, sign, echoes - 1, notes, sign.host)
         return Explanation(
             of=of, answer="unknown", says=_ECHO, lines=_telling(echoed), echoes=echoes, notes=notes
         )
@@ -398,9 +415,22 @@ def _complained(
     """Return the answer where nothing but the last program's own words say why it ended."""
     evidence = _evidence(log, replace(line, host=host))
     where = _where(evidence.rank, None)
-    failure = Failure(what=line.text, where=where, host=evidence.host, evidence=evidence)
-    explanation = Explanation(of=of, answer="named", says=_COMPLAINED.format(line.text), failure=failure)
-    return explanation.model_copy(update={"blame": "unknown", "echoes": echoes, "notes": notes})
+    match = find(line.text)
+    cause = match is not None and match.phrase.weight in ("cause", "symptom") and not _is_echo(match.failure)
+    entry = match.failure if match and cause else None
+    failure = Failure(
+        what=line.text, where=where, host=evidence.host, id=entry.id if entry else None, evidence=evidence
+    )
+    explanation = Explanation(
+        of=of,
+        answer="known" if entry else "named",
+        says=entry.cause if entry else _COMPLAINED.format(line.text),
+        failure=failure,
+        blame="unknown",
+        echoes=echoes,
+        notes=notes,
+    )
+    return _with_entry(explanation, entry, failure.host)
 
 
 def _ended_well(log: JobLog) -> bool:
