@@ -91,7 +91,7 @@ FOLDER = Path(__file__).parent / "rooms"
 TIMES = ("started", "ended", "run")  # of a bench's job
 LONGEST = 2000  # of an input and of what is made of it
 # Of a job: for this process, or said apart.
-LEFT_OUT = {"digest", "heard", "shapes", "why", "started", "ended"}
+LEFT_OUT = {"digest", "content", "shapes", "why", "started", "ended"}
 RECIPE = {
     "workload", "precision", "engine", "model", "train", "batch", "data", "env", "launch", "lora",
     "loss_scale", "generation", "reward", "ppo", "grpo", "dpo", "rloo", "checkpoint", "evaluate",

@@ -128,7 +128,7 @@ def _copies(logs: Sequence[JobLog]) -> dict[int, int]:
         if log.digest and (log.started is not None or log.measured):
             keys.append((log.hosts, log.digest, log.job.partition("#")[2]))
         if log.started is not None and log.measured:
-            keys.append((log.hosts, log.started, log.ended, log.outcome, log.measured, log.loss, log.heard))
+            keys.append((log.hosts, log.started, log.ended, log.outcome, log.measured, log.loss, log.content))
         first = next((first_of[key] for key in keys if key in first_of), index)
         first_of.update(dict.fromkeys(keys, first))
         if first != index and _place(log) != _place(logs[first]):  # else a rank's

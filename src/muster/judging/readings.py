@@ -394,11 +394,11 @@ def _levels(rows: Readings) -> dict[str, tuple[list[float], float, float]]:
     return levels
 
 
-def _differ(levels: Sequence[float], noise: float, known: float) -> tuple[float, float, float]:
+def _differ(levels: Sequence[float], noise: float, freedom: float) -> tuple[float, float, float]:
     """Return the median host, what hosts differ by for good (a standard deviation), and its degrees of
     freedom: by the median of how far they are from their median, so that less than half of them may be slow.
     Those behind a gap are left out, where some are before it and close together. `noise`: the standard error
-    of a host's level; `known`: its degrees of freedom."""
+    of a host's level; `freedom`: its degrees of freedom."""
     for count in range(max(FEWEST, len(levels) // 6), len(levels)):
         gap = levels[count] - levels[count - 1]
         # Few gaps are wide enough to ask for a deviation, which takes all hosts before it.
@@ -408,20 +408,20 @@ def _differ(levels: Sequence[float], noise: float, known: float) -> tuple[float,
     middle = statistics.median(levels)
     scale = MAD * statistics.median([abs(level - middle) for level in levels])
     weight = len(levels) - 1
-    return middle, _beyond_noise(scale, weight, max(noise, FLOOR / 10), known), weight + PRIOR_HOSTS
+    return middle, _beyond_noise(scale, weight, max(noise, FLOOR / 10), freedom), weight + PRIOR_HOSTS
 
 
-def _beyond_noise(scale: float, weight: float, noise: float, known: float) -> float:
+def _beyond_noise(scale: float, weight: float, noise: float, freedom: float) -> float:
     """Return the deviation of hosts whose levels have this one, with the noise of their jobs in it: the mean
     of the variance, over all that the two estimates leave possible (each scaled chi-squared, with `weight`
-    and `known` degrees of freedom), where TAIL hosts that differ as usual are assumed beforehand."""
+    and `freedom` degrees of freedom), where TAIL hosts that differ as usual are assumed beforehand."""
     weights: list[float] = []
     for own in _DIFFERENCES:
         assumed = -TAIL * math.log(own / DIFFER) - 0.5 * TAIL * (DIFFER / own) ** 2
         for times in _NOISES:
             square = own * own + (times * noise) ** 2
             fits = -0.5 * weight * (math.log(square) + scale * scale / square)
-            weights.append(assumed + fits - known * math.log(times) - 0.5 * known / times**2)
+            weights.append(assumed + fits - freedom * math.log(times) - 0.5 * freedom / times**2)
     most = max(weights)
     likely = [math.exp(each - most) for each in weights]
     squares = [own * own for own in _DIFFERENCES for _ in _NOISES]

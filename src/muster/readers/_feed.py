@@ -139,7 +139,7 @@ class LineFeed:
                     # A prefix or a colour that was taken off can have hidden a word, or had one in it.
                     wanted = telling & bit or "\x1b" in line
                     if wanted and not reader.closed and any(hint in text for hint in hints):
-                        frame.heard = hash((frame.heard, text))
+                        frame.content = hash((frame.content, text))
                         reader.line(text)
                 if frame.signs.finished and not ended:
                     self._count(block, max(counted, place - ENOUGH), place, before, ended)

@@ -91,7 +91,7 @@ class Frame:
         self.user = user or UserFormat()
         self.slots = dict(slots or {})  # host -> its ranks; in their order
         self.later: dict[str, int | None] = {}  # the same of a hostfile after the launcher: of the next job
-        self.heard = 0  # a digest of the lines that readers took
+        self.content = 0  # a digest of the lines that readers took
         self.spoken: dict[str, None] = {}  # hosts whose own lines there are, as NCCL's
         self.prefixed: set[str] = set()  # hosts whose names stand before their lines
         self.launched = False  # DeepSpeed's launcher itself said which hosts it takes

@@ -357,7 +357,7 @@ def _job(
         memory=int(memory) if memory is not None else None,
         unit=best.unit if best else next((each.unit for each in ordered if not each.batch), "samples"),
         loss=told("loss"),
-        heard=frame.heard,
+        content=frame.content,
         over=any(each.ended for each in ordered),
         started=spans[0][0] if spans else None,
         ended=spans[0][1] if spans else None,

@@ -280,7 +280,7 @@ class JobLog(JobEntry):
     copied: bool = False  # it is that log once more
     quiet: float | None = None  # seconds without progress before it was ended from outside
     digest: int = 0  # of its file, the same of a copy, within this process; 0: not known
-    heard: int = 0  # the same of the lines that readers took, without their senders
+    content: int = 0  # the same of the lines that readers took, without their senders
     moment: str = ""  # what has the same one was measured side by side
     exchanges: bool = False  # its step is nothing but an exchange between hosts
     spread: float | None = None  # relative standard error of its step's time, by its own windows
