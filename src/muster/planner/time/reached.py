@@ -27,7 +27,7 @@ class Utilization:
 NOMINAL = Utilization(0.6, 0.6, 0.6, 0.5)  # of CPUs, whose peak is none, and of devices given by hand
 AMPERE = Utilization(0.66, 0.60, 0.75, 0.15)  # A100
 HOPPER = Utilization(0.54, 0.33, 0.60, 0.15)  # H100, H200
-HOPPER_COMPILED = Utilization(0.60, 0.33, 0.50, 0.15)
+HOPPER_COMPILED = Utilization(0.62, 0.33, 0.50, 0.15)
 # By compute capability, in half precision.
 HALF = {
     (7, 0): Utilization(0.55, 0.40, 0.75, 0.3),
