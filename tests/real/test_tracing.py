@@ -58,7 +58,10 @@ def test_a_t5_that_is_loaded_has_an_output_of_its_own(tmp_path: Path) -> None:
         assert request is not None
         count = sum(each.numel() for each in real.parameters())
         assert families.parameters(whole) == count
-        assert sum(each.numel for each in traced(request).parameters) == count
+        parameters = traced(request).parameters
+        assert sum(each.numel for each in parameters) == count
+        adapted = traced(replace(request, lora={"rank": 2, "alpha": 4.0, "dropout": 0.0, "targets": None}))
+        assert all("lora" in each.name for each in adapted.parameters if each.trained)
 
 
 @pytest.mark.parametrize("workload", ["reward", "dpo", "ppo"])

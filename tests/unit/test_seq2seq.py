@@ -286,6 +286,7 @@ def test_texts_longer_than_the_model_has_positions_are_refused(key: str) -> None
     assert refused.value.where == f"data.{key}"
     assert recipe.check_data(None, {"model_type": "bart", "max_position_embeddings": 1025}) is None
     assert recipe.check_data(None, {"model_type": "t5"}) is None
+    assert recipe.check_data(None, {"model_type": "longt5", "n_positions": 512}) is None  # it reads none
 
 
 def test_rows_of_unlike_fields_are_all_named(tmp_path: Path) -> None:

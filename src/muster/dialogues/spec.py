@@ -17,6 +17,7 @@ from muster.core import families
 from muster.core.data import Data, Source, SplitData
 from muster.core.errors import RecipeError
 from muster.core.families import gpt2, llama, opt
+from muster.core.families.checking import check_length
 from muster.core.recipe import DATA, Recipe
 from muster.core.section import PositiveInt
 from muster.core.units import counted
@@ -151,12 +152,8 @@ class DialogueRecipe(Recipe):
     def check_data(self, path: Path | None, config: Mapping[str, Any]) -> Survey | None:
         """Read the files as the ranks will. Raises DataError and RecipeError."""
         data, positions = self.data, families.positions(config)
-        if data.sequence is not None and positions and self.sequence(config) > positions:
-            raise RecipeError(
-                f"is {data.sequence:,}, and the model has {positions:,} positions",
-                where="data.sequence",
-                hint=f"data.sequence={positions}, or a model with more of them",
-            )
+        if data.sequence is not None:
+            check_length(self.sequence(config), positions, "data.sequence")
         if data.split and data.part > len(data.split):
             raise RecipeError(
                 f"is {data.part}, and data.split has {len(data.split)} parts", where="data.part"
@@ -216,8 +213,8 @@ class DialogueRecipe(Recipe):
         return self._counted(read, config) if read.some and config is not None else read
 
     def _counted(self, read: Survey, config: Mapping[str, Any]) -> Survey:
-        """Return the survey with the mean length, and notes on samples that are longer than the recipe lets
-        them be."""
+        """Return the survey with the lengths of its samples, and notes on those that are longer than the
+        recipe lets them be."""
         some, of = read.some, read.samples or 0
         by = counter(self.model, lambda: (text for each in some for text in texts_of(each)))
         exact = by.exact and not any(each.chat for each in some)  # a template adds its own

@@ -121,12 +121,12 @@ def snapshots(name: str, kind: str, env: Mapping[str, str]) -> list[Path]:
 def some_of(samples: Sequence[T], texts: Callable[[T], Iterable[str]]) -> list[T]:
     """Return at most COUNTED of the samples, drawn by chance; fewer where their texts have more than
     CHARACTERS."""
-    some = _spread(samples, COUNTED)
+    some = _draw(samples, COUNTED)
     size = sum(len(text) for each in some for text in texts(each))
-    return some if size <= CHARACTERS else _spread(some, max(1, len(some) * CHARACTERS // size))
+    return some if size <= CHARACTERS else _draw(some, max(1, len(some) * CHARACTERS // size))
 
 
-def _spread(samples: Sequence[T], most: int) -> list[T]:
+def _draw(samples: Sequence[T], most: int) -> list[T]:
     count = len(samples)
     drawn = range(count) if count <= most else sorted(random.Random(0).sample(range(count), most))
     return [samples[index] for index in drawn]

@@ -30,6 +30,7 @@ from typing import Any
 
 from muster.core.families import fields, gpt2, llama, opt, t5, vit
 from muster.core.families.checkpoints import TRACED
+from muster.core.families.known import fields_of
 from muster.core.families.published import PublishedTraining
 from muster.core.families.stack import Stack
 from muster.core.flops import Products, Shape
@@ -113,11 +114,14 @@ def positions(config: Mapping[str, Any]) -> int | None:
     """Return how many tokens a sequence can have, as the model's family counts them; None: no limit, or not
     known.
 
-    A key that the family does not read, left over from another model, does not count.
+    A key that the family, or Transformers' class of the type, does not read, left over from another model,
+    does not count: LongT5's files have T5's n_positions.
     """
     family = family_of(config)
     if family is None:
-        return next((limit for key in POSITIONS if isinstance(limit := config.get(key), int) and limit), None)
+        read = None if "auto_map" in config else fields_of(str(config.get("model_type")))
+        keys = [key for key in POSITIONS if read is None or key in read]
+        return next((limit for key in keys if isinstance(limit := config.get(key), int) and limit), None)
     try:
         return family.positions(filled(config)) if hasattr(family, "positions") else None
     except (TypeError, ValueError):  # no number: families/checking.py says so

@@ -7,16 +7,14 @@ of these after the ranks have started, computes with others (no layers), and ign
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from muster.core import families
 from muster.core.errors import RecipeError
 from muster.core.families.fields import MOST, Division, Field
+from muster.core.families.known import fields_of, listed
 from muster.core.families.vit import pair
 from muster.core.near import did_you_mean
 
@@ -86,12 +84,17 @@ def closed_form_missing(config: Mapping[str, Any]) -> RecipeError:
     )
 
 
-@cache
-def _known() -> dict[str, Any]:
-    """Load what dev/model_fields.py read in the source of Transformers."""
-    text = resources.files(__package__).joinpath("known.json").read_text(encoding="utf-8")
-    made: dict[str, Any] = json.loads(text)
-    return made
+def check_length(
+    length: int, positions: int | None, where: str, instead: str = "a model with more of them"
+) -> None:
+    """Raise RecipeError for a sequence of `length` tokens that a model with so many positions cannot have.
+    `positions`: None: no limit; `where`: the key of the length; `instead`: what else would do."""
+    if positions and length > positions:
+        raise RecipeError(
+            f"is {length:,}, and the model has {positions:,} positions",
+            where=where,
+            hint=f"{where}={positions}, or {instead}",
+        )
 
 
 def check_names(config: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -99,11 +102,10 @@ def check_names(config: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     would ignore it. A type that is not listed, and a model with code of its own (auto_map), may have any."""
     if not own or "auto_map" in config:
         return
-    listed = _known()
-    names = listed["types"].get(str(config.get("model_type")).lower())
+    names = fields_of(str(config.get("model_type")))
     if names is None:
         return
-    every = {*names.split(), *listed["common"].split()}
+    every, version = {*names, *listed()["common"].split()}, listed()["transformers"]
     family = families.family_of(config)
     every |= {name for each in (family.FIELDS if family else ()) for name in (each.name, each.also) if name}
     for key in map(str, own):
@@ -111,7 +113,7 @@ def check_names(config: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(key, sorted(every), n=1)
             hint = f"did you mean model.config.{near[0]}?" if near else f"leave {key} out"
             raise RecipeError(
-                f"is not a field of this model in Transformers {listed['transformers']} and would be ignored",
+                f"is not a field of this model in Transformers {version} and would be ignored",
                 where=f"model.config.{key}",
                 hint=f"{hint}; force=true takes it, for a newer Transformers",
             )

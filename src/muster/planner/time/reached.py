@@ -27,7 +27,6 @@ class Utilization:
 NOMINAL = Utilization(0.6, 0.6, 0.6, 0.5)  # of CPUs, whose peak is none, and of devices given by hand
 AMPERE = Utilization(0.66, 0.60, 0.75, 0.15)  # A100
 HOPPER = Utilization(0.54, 0.33, 0.60, 0.15)  # H100, H200
-HOPPER_COMPILED = Utilization(0.62, 0.33, 0.50, 0.15)
 # By compute capability, in half precision.
 HALF = {
     (7, 0): Utilization(0.55, 0.40, 0.75, 0.3),
@@ -35,6 +34,7 @@ HALF = {
     (9, 0): HOPPER,
     (10, 0): Utilization(0.50, 0.30, 0.70, 0.3),
 }
+COMPILED = HALF | {(9, 0): Utilization(0.62, 0.33, 0.50, 0.15)}  # models, by torch.compile
 OTHER_HALF = Utilization(0.60, 0.45, 0.75, 0.3)
 AMD_HALF = Utilization(0.42, 0.25, 0.65, 0.3)
 TF32 = Utilization(0.55, 0.40, 0.75, 0.25)
@@ -54,8 +54,7 @@ def reached(device: Device, precision: str, *, compiled: bool = False) -> Utiliz
     elif device.name.startswith("mi"):
         shares = AMD_HALF
     else:
-        shares = HALF.get(device.capability, OTHER_HALF)
-        shares = HOPPER_COMPILED if compiled and shares is HOPPER else shares
+        shares = (COMPILED if compiled else HALF).get(device.capability, OTHER_HALF)
     if not device.power_capped:
         return shares
     return Utilization(CAPPED * shares.products, CAPPED * shares.attention, shares.memory, 0.4)

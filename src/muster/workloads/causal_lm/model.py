@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from muster.core.errors import RecipeError
+from muster.core.families.checking import check_length
 from muster.core.trace import TraceRequest
 from muster.worker.context import Context
 from muster.worker.decoders import make_config, make_model, positions_of
 from muster.worker.tracing.tasks import Inputs, TraceTask, tokens_of
-from muster.workloads.causal_lm.spec import TextData
+from muster.workloads.causal_lm.spec import FROM_SCRATCH, TextData
 
 
 def sequence_of(data: TextData, config: Any) -> int:
@@ -18,12 +19,7 @@ def sequence_of(data: TextData, config: Any) -> int:
     if data.sequence is None and positions is None:
         raise RecipeError("the model does not say how many positions it has", where="data.sequence")
     sequence = data.sequence or positions or 0
-    if positions is not None and sequence > positions:
-        raise RecipeError(
-            f"is {sequence:,}, and the model has {positions:,} positions",
-            where="data.sequence",
-            hint=f"data.sequence={positions}, or a model from scratch with more of them",
-        )
+    check_length(sequence, positions, "data.sequence", FROM_SCRATCH)
     if sequence < 2:
         raise RecipeError("is 1, so there is no next token to predict", where="data.sequence")
     return sequence

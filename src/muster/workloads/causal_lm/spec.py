@@ -14,12 +14,14 @@ from muster.core import families
 from muster.core.data import Data, OnBad
 from muster.core.errors import DataError, RecipeError
 from muster.core.families import gpt2, llama, opt
+from muster.core.families.checking import check_length
 from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import PositiveInt, Section
 from muster.core.workload import Lengths, Survey
 from muster.store.records import held_note, names_of, parts_of
 from muster.workloads.causal_lm.texts import check_texts, find_texts
 
+FROM_SCRATCH = "a model from scratch with more of them"
 CHECKED = 1 << 30  # bytes of text that are read before ranks start; they read all of it, and say the same
 
 
@@ -101,12 +103,7 @@ print(model({question}, max_new_tokens={new}, num_beams={recipe.evaluate.beams},
                 hint="data.sequence=2, or more",
             )
         positions = families.positions(config)
-        if data.sequence and positions and data.sequence > positions:
-            raise RecipeError(
-                f"is {data.sequence:,}, and the model has {positions:,} positions",
-                where="data.sequence",
-                hint=f"data.sequence={positions}, or a model from scratch with more of them",
-            )
+        check_length(data.sequence or 0, positions, "data.sequence", FROM_SCRATCH)
         if path is None:
             return
         tokens = check_texts(path, data.field, data.bad, CHECKED)

@@ -100,7 +100,8 @@ def _traced_model(context: Context, request: TraceRequest, config: dict[str, Any
     model = make_model(context, Vocabulary(config))
     if config.get("tie_word_embeddings") is False and model.get_output_embeddings() is not None:
         output = model.get_output_embeddings()  # as a checkpoint with one of its own is loaded
-        output.weight = torch.nn.Parameter(torch.empty_like(output.weight))
+        tied = output.weight
+        output.weight = torch.nn.Parameter(torch.empty_like(tied), requires_grad=tied.requires_grad)
     return model
 
 

@@ -15,8 +15,9 @@ from pydantic import Field, model_validator
 
 from muster.core import families
 from muster.core.data import Data, SplitData
-from muster.core.errors import DataError, RecipeError
+from muster.core.errors import DataError
 from muster.core.families import t5
+from muster.core.families.checking import check_length
 from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import PositiveInt
 from muster.core.workload import Lengths, Survey
@@ -162,12 +163,7 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         the model has positions."""
         positions = families.positions(config)
         for key in ("max_source", "max_target"):
-            if positions and (length := getattr(self.data, key)) > positions:
-                raise RecipeError(
-                    f"is {length:,}, and the model has {positions:,} positions",
-                    where=f"data.{key}",
-                    hint=f"data.{key}={positions}, or a model with more of them",
-                )
+            check_length(getattr(self.data, key), positions, f"data.{key}")
         return None if path is None else self._read(path)
 
     def _read(self, path: Path) -> Survey:
@@ -196,7 +192,7 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         return read if config is None else self._counted(read)
 
     def _counted(self, read: Survey) -> Survey:
-        """Return the survey with the mean length, and notes on inputs and targets that are cut."""
+        """Return the survey with the lengths of its samples, and notes on inputs and targets that are cut."""
         data, some = self.data, read.some
         inputs, targets = [data.prefix + row.input for row in some], [row.target for row in some]
         counted = counter(self.model, lambda: [*inputs, *targets])
