@@ -107,5 +107,5 @@ def test_one_of_four_jobs_in_groups_may_be_read_as_fast(jobs: int, forgiven: boo
                     Observation(f"{pair}{wave}", pair, (1.08 if slow else 1.0) * draw.gauss(1, 0.004))
                 )
     readings, _ = read(side_by_side(made, []), SWITCHED)
-    (group,) = hosts_alike(made, readings, SWITCHED, Settings())
+    (group,) = hosts_alike(made, readings, SWITCHED, Settings(), {})
     assert (older[0] in group.hosts) == forgiven

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from muster.core.units import format_slower
@@ -52,11 +52,12 @@ def hosts_alike(
     readings: Readings,
     topology: Topology,
     settings: Settings,
+    good: Mapping[str, Collection[str]],
     strays: float = STRAY,
 ) -> list[SlowerGroup]:
     """Return one group of each work in which there is one, the largest. `observations`: with the times that
-    jobs had, whatever their moments; `strays`: as many hosts as this share of a group may be nearly as slow.
-    """
+    jobs had, whatever their moments; `good`: by work, hosts that are surely not slow; `strays`: as many hosts
+    as this share of a group may be nearly as slow."""
     rows: dict[str, dict[int, list[int]]] = {}
     for host, own in readings.of_host.items():
         for row in own:
@@ -67,6 +68,7 @@ def hosts_alike(
         levels = {
             host: level for host, own in of_host.items() if (level := _level(readings, own)) is not None
         }
+        levels |= {host: 0.0 for host in levels if topology.hosts[host] in good.get(work, ())}
         members = [row for host in levels for row in of_host[host]]
         sigma = statistics.median([readings.sigma[row] for row in members] or [0.0])
         mine = _together(levels, sigma, settings, strays)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from muster.core.robust import deviation
@@ -70,10 +70,11 @@ def _share(first: Observation, job: Observation) -> float:
 
 
 def side_by_side(
-    observations: Sequence[Observation], moments: Sequence[str], slowed: Collection[int] = ()
+    observations: Sequence[Observation], moments: Sequence[str], slowed: Mapping[int, float] | None = None
 ) -> Detrended:
     """Return the observations without what their moments share. `moments`: of each; empty where none is
-    known. `slowed`: those that a fault explains, by their index."""
+    known. `slowed`: those that a fault explains, by their index, and by how much (log; infinite: not known).
+    """
     moments = moments or [""] * len(observations)
     times: dict[tuple[_Kind, str], list[float]] = {}
     good: dict[tuple[_Kind, str], list[float]] = {}
@@ -81,8 +82,9 @@ def side_by_side(
         if moment and each.seconds is not None and each.outcome.good:
             key = ((each.work, len(each.hosts)), moment)
             times.setdefault(key, []).append(math.log(each.seconds))
-            if index not in slowed:
-                good.setdefault(key, []).append(math.log(each.seconds))
+            by = slowed.get(index, 0.0) if slowed else 0.0
+            if by < math.inf:
+                good.setdefault(key, []).append(math.log(each.seconds) - by)
     kept = {key: good.get(key, []) for key in times}
     few = [key for key, own in kept.items() if len(own) < LEFT * len(times[key])]
     seen = sum(len(own) < len(times[key]) for key, own in kept.items()) - len(few)

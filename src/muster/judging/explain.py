@@ -237,6 +237,12 @@ class _Sketch:
     def cost_with(self, case: FaultCase, fault: Fault, fit: Fit) -> float:
         return self.cost + case.cost(fault) - fit.gain
 
+    def at_best(self, case: FaultCase, left: Sequence[int]) -> float:
+        """Return the cost if one more fault explains all readings that are `left`."""
+        lacking = [case.readings.loss(row, self.expected.get(row, 0.0)) for row in left]
+        off = sum([each for each in lacking if each > DOUBTFUL])
+        return self.cost - off + COST["host"] if off > COST["host"] else self.cost
+
     def extended(self, case: FaultCase, fault: Fault, fit: Fit) -> _Sketch:
         expected = dict(self.expected)
         expected.update(fit.expects)
@@ -250,12 +256,46 @@ def _explanations(
     case: FaultCase, rows: Sequence[int], switches: Sequence[Fault]
 ) -> tuple[FaultExplanation, ...]:
     """Return the likeliest explanations of one part's rows."""
+    alone: dict[Fault, Fit | None] = {}  # fits beside nothing else, which most are
+    kept = _searched(case, rows, switches, [_Sketch(0.0, (), {})], alone)
+    # The best may have a fault that later ones make needless, and others may do without one of its faults.
+    first = kept[0].found
+    if len(first) > 1:
+        for dropped, _ in first:
+            kept.append(_sketch(case, [fault for fault, _ in first if fault != dropped], alone))
+        kept = _searched(case, rows, switches, kept, alone)
+    best = kept[0].cost
+    weights = [math.exp(best - each.cost) for each in kept]
+    total = sum(weights)
+    return tuple(
+        FaultExplanation(
+            tuple([fault for fault, _ in each.found]), tuple([fit for _, fit in each.found]), weight / total
+        )
+        for each, weight in zip(kept, weights, strict=True)
+    )
+
+
+def _sketch(case: FaultCase, faults: Sequence[Fault], alone: dict[Fault, Fit | None]) -> _Sketch:
+    """Return the explanation by these faults, without those that explain nothing beside the others."""
+    sketch = _Sketch(0.0, (), {})
+    for fault in faults:
+        fit = _cached(case, fault, sketch, alone)
+        sketch = sketch.extended(case, fault, fit) if fit is not None else sketch
+    return sketch
+
+
+def _searched(
+    case: FaultCase,
+    rows: Sequence[int],
+    switches: Sequence[Fault],
+    kept: list[_Sketch],
+    alone: dict[Fault, Fit | None],
+) -> list[_Sketch]:
+    """Return the likeliest explanations of one part's rows that extend those `kept`, the best first."""
     readings = case.readings
     width = 48 if len(rows) <= 12 else 12 if len(rows) <= 60 else 3
-    kept = [_Sketch(0.0, (), {})]
     order = sorted(rows, key=lambda row: (-readings.deviations(row), row))
-    alone: dict[Fault, Fit | None] = {}  # fits beside nothing else, which most are
-    for row in order:
+    for place, row in enumerate(order):
         options = _options(case, row, switches)
         new: dict[frozenset[Fault], _Sketch] = {}
         least = min(each.cost for each in kept)
@@ -277,15 +317,12 @@ def _explanations(
         best = min(each.cost for each in new.values())
         ranked = sorted(new.values(), key=lambda each: (each.cost, [fault for fault, _ in each.found]))
         kept = [each for each in ranked[:width] if each.cost < best + HOPELESS]
-    best = kept[0].cost
-    weights = [math.exp(best - each.cost) for each in kept]
-    total = sum(weights)
-    return tuple(
-        FaultExplanation(
-            tuple([fault for fault, _ in each.found]), tuple([fit for _, fit in each.found]), weight / total
-        )
-        for each, weight in zip(kept, weights, strict=True)
-    )
+        if width > 3:
+            # Others may lack a fault that explains readings whose turn comes yet.
+            at_best = [(each.at_best(case, order[place + 1 :]), each) for each in ranked]
+            at_best.sort(key=lambda each: each[0])
+            kept += [each for cost, each in at_best[:width] if cost < best + HOPELESS and each not in kept]
+    return kept
 
 
 def _cached(case: FaultCase, fault: Fault, sketch: _Sketch, alone: dict[Fault, Fit | None]) -> Fit | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from muster.judging import splits
 from muster.judging.alike import KINDS, REACH, SlowerGroup, apart, hosts_alike
 from muster.judging.baseline import Baseline, JobClass
 from muster.judging.detrend import moments_of, side_by_side
@@ -69,7 +70,7 @@ def localise(
     moments = moments_of(observations)
     alike: list[SlowerGroup] = []
     for left in reversed(range(KINDS + 1)):
-        slowed = _slowed_by_switches(observations, moments, topology, settings, stored)
+        slowed, good = _slowed(observations, moments, topology, settings, stored)
         detrended = side_by_side(observations, moments, slowed)
         readings, baselines = read(detrended, topology, stored)
         drift = unpaced(readings, moments, slowed)
@@ -81,7 +82,10 @@ def localise(
         for spell in (events := spells(readings, moments, topology)):
             for row in spell.rows:
                 readings.sigma[row] = max(readings.sigma[row], readings.value[row])
-        groups = hosts_alike(observations, readings, topology, settings) if left else []
+        for kind, halves in readings.splits.items():
+            if halves.sure:
+                good[kind.work] = good.get(kind.work, frozenset()) | halves.good
+        groups = hosts_alike(observations, readings, topology, settings, good) if left else []
         if not groups:
             break
         alike += groups
@@ -98,7 +102,7 @@ def localise(
     fits = {host: fit for host in suspects if (fit := part_of[host].likeliest(host)) is not None}
     once = frozenset(host for host, fit in fits.items() if rests_on_one_job(case, host, fit))
     # Also like those of a group that is not judged apart, since more hosts are nearly as slow.
-    groups = [*alike, *hosts_alike(observations, readings, topology, settings, strays=math.inf)]
+    groups = [*alike, *hosts_alike(observations, readings, topology, settings, good, math.inf)]
     akin = frozenset(host for host, fit in fits.items() if _akin(fit, readings, groups))
     suspects |= {host: min(suspects[host], settings.named) for host in once | akin}
     for host, part, chance in _of_racks(case, parts, groups):
@@ -142,18 +146,20 @@ def _akin(fit: Fit, readings: Readings, groups: Sequence[SlowerGroup]) -> bool:
     return any(abs(fit.by - math.log1p(group.slower)) <= near for group in groups)
 
 
-def _slowed_by_switches(
+def _slowed(
     observations: Sequence[Observation],
     moments: Sequence[str],
     topology: Topology,
     settings: Settings,
     stored: Mapping[JobClass, Baseline] | None,
-) -> set[int]:
-    """Return the jobs, by index, that a switch slows as far as can be seen without moments. The jobs of a
-    moment are on different hosts, but a switch may slow most of them: these do not count for their moment."""
-    if not topology.switches or len(set(moments) - {""}) < 2:
-        return set()
-    case = FaultCase(read(side_by_side(observations, []), topology, stored)[0], topology, settings)
+) -> tuple[dict[int, float], dict[str, frozenset[str]]]:
+    """Return the jobs, by index, that a switch slows, or a few hosts, as far as can be seen without moments,
+    and by how much (log; infinite: not known); and by work, the hosts of jobs that these do not slow. The
+    jobs of a moment are on different hosts, but most of them may be slow: such jobs do not count for it."""
+    if len(set(moments) - {""}) < 2:
+        return {}, {}
+    readings, _ = read(side_by_side(observations, []), topology, stored)
+    case = FaultCase(readings, topology, settings)
     rows: set[int] = set()
     needed = 0
     for _, more in sorted(switch_faults(case, outstanding(case)), key=lambda each: -len(each[1])):
@@ -161,8 +167,25 @@ def _slowed_by_switches(
             rows |= more
             needed += 1
     if needed > max(1, len(topology.switches) // 4):  # many that look slow: it is the moments that are
-        return set()
-    return {case.readings.source[row] for row in rows}
+        rows = set()
+    slowed = {readings.source[row]: math.inf for row in rows}
+    classes: dict[tuple[str, int], list[int]] = {}
+    for index, each in enumerate(observations):
+        if each.seconds is not None and each.outcome.good and len(each.hosts) > 1:
+            classes.setdefault((each.work, len(each.hosts)), []).append(index)
+    good: dict[str, frozenset[str]] = {}
+    for (work, _), own in classes.items():
+        jobs = [observations[index] for index in own]
+        halves = splits.side_by_side(
+            [each.seconds or 0.0 for each in jobs],
+            [frozenset(each.hosts) for each in jobs],
+            [moments[index] for index in own],
+            topology,
+        )
+        if halves is not None and halves.sure:
+            slowed |= {own[place]: halves.faster for place in halves.slow}
+            good[work] = good.get(work, frozenset()) | halves.good
+    return slowed, good
 
 
 def _suspects(parts: Sequence[Component]) -> dict[int, float]:

@@ -19,6 +19,7 @@ from muster.judging.course import slow_halves
 from muster.judging.detrend import Detrended
 from muster.judging.noise import PRIOR, RARE, Hiccups, NoiseTail, learn, learn_hiccups
 from muster.judging.observation import Link, Observation, Settings, Topology, ring_links
+from muster.judging.splits import Split, below
 
 CRASH = 9.2  # a job dies by chance: 1 in 10,000, until more are seen
 # The assumption, in jobs: it counts for the fewer the more are seen.
@@ -63,7 +64,7 @@ class Readings:
     class. `half`: those of jobs that were slow in one half. `hiccups`: what slows jobs and does not last;
     `only`: the one reading that they were learned from, to which they do not apply. `slow`, `fast`: the noise
     on either side. `spread`: by work, the standard deviation of what healthy hosts differ by; `freedom`: its
-    degrees of freedom, where a few hosts show it."""
+    degrees of freedom, where a few hosts show it. `splits`: classes of which some jobs are faster."""
 
     value: list[float] = field(default_factory=list)
     sigma: list[float] = field(default_factory=list)
@@ -82,6 +83,7 @@ class Readings:
     fast: NoiseTail = PRIOR
     spread: dict[str, float] = field(default_factory=dict)
     freedom: dict[str, float] = field(default_factory=dict)
+    splits: Mapping[JobClass, Split] = field(default_factory=dict)
 
     def add(
         self,
@@ -145,7 +147,7 @@ class Readings:
 
 
 def _times(
-    observations: Sequence[Observation], without: Mapping[JobClass, set[str]]
+    observations: Sequence[Observation], without: Mapping[JobClass, frozenset[str]]
 ) -> tuple[dict[JobClass, list[float]], dict[JobClass, int]]:
     """Return seconds by class, of steps and of what hosts did outside collectives; and from how many hosts.
     `without`: hosts whose jobs are left out."""
@@ -156,7 +158,7 @@ def _times(
             continue
         size = len(each.hosts)
         key = JobClass(each.work, size)
-        if not without or not without.get(key, set()) & set(each.hosts):
+        if not without or without.get(key, frozenset()).isdisjoint(each.hosts):
             times.setdefault(key, []).append(each.seconds)
             hosts.setdefault(key, set()).update(each.hosts)
         if each.computing and size > 1:
@@ -170,15 +172,17 @@ def _times(
 
 
 def _baselines(
-    observations: Sequence[Observation], stored: Mapping[JobClass, Baseline] | None
-) -> dict[JobClass, Baseline]:
+    observations: Sequence[Observation], topology: Topology, stored: Mapping[JobClass, Baseline] | None
+) -> tuple[dict[JobClass, Baseline], dict[JobClass, Split]]:
     """Return the baseline of every class. Where all jobs that look normal have a host in common, and others
-    are faster or there are none, it may be this host that is not normal: then from the jobs without it."""
-    steps: dict[JobClass, list[tuple[float, set[str]]]] = {}
+    are faster or there are none, it may be this host that is not normal: then from the jobs without it.
+    The classes of which some jobs are faster, and few hosts tell which, are returned too."""
+    steps: dict[JobClass, list[tuple[float, frozenset[str]]]] = {}
     for each in observations:
         if each.seconds is not None and each.outcome.good:
-            steps.setdefault(JobClass(each.work, len(each.hosts)), []).append((each.seconds, set(each.hosts)))
-    without: dict[JobClass, set[str]] = {}
+            key = JobClass(each.work, len(each.hosts))
+            steps.setdefault(key, []).append((each.seconds, frozenset(each.hosts)))
+    without: dict[JobClass, frozenset[str]] = {}
     while True:
         times, counts = _times(observations, without)
         baselines = fleet_baselines(times, stored, counts)
@@ -188,12 +192,23 @@ def _baselines(
                 continue
             reach = math.exp(KEPT * base.sigma)
             kept = [hosts for seconds, hosts in steps[key] if 1 / reach <= seconds / base.seconds <= reach]
-            common = set.intersection(*kept) if kept else set()
+            common = frozenset.intersection(*kept) if kept else frozenset[str]()
             others = [seconds for seconds, hosts in steps[key] if not common & hosts]
             if common and (not others or min(others) * reach < base.seconds):
                 without[key] = common
         if len(without) == left:
-            return baselines
+            break
+    clusters: dict[JobClass, Split] = {}
+    for key, jobs in steps.items():
+        usual = baselines.get(key)
+        if usual is None or usual.stored or key.size == 1 or key in without:
+            continue
+        seconds = [each for each, _ in jobs]
+        halves = below(seconds, [hosts for _, hosts in jobs], usual, topology)
+        if halves is not None:
+            clusters[key] = halves
+            baselines[key] = halves.baseline(seconds, usual) if halves.sure else usual
+    return baselines, clusters
 
 
 def read(
@@ -203,13 +218,14 @@ def read(
 ) -> tuple[Readings, dict[JobClass, Baseline]]:
     """Return readings of all observations that can be compared with something, and the baselines used. Jobs
     with a host that is not in the topology help to make the baselines, no more."""
+    fleet, splits = _baselines(detrended.observations, topology, stored)
     baselines = {
         key: replace(base, seconds=base.seconds * math.exp(detrended.usual.get(key, 0.0)))
-        for key, base in _baselines(detrended.observations, stored).items()
+        for key, base in fleet.items()
     }
     halves = slow_halves(detrended.observations, baselines)
     index = topology.index
-    rows = Readings()
+    rows = Readings(splits=splits)
     for number, (each, doubt) in enumerate(zip(detrended.observations, detrended.doubts, strict=True)):
         if any(host not in index for host in each.hosts):
             continue

@@ -18,6 +18,7 @@ from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
 from muster.judging.localise import Posterior, localise
 from muster.judging.observation import Group, Link, Observation, Settings, Topology
 from muster.judging.readings import FAILED, STANDS_OUT, Readings, own_share, reach, smallest
+from muster.judging.splits import Split
 
 SHOWN = 6  # readings given as evidence
 WHICH_HARDWARE = "which hardware each host has: jobs of unlike hardware are not compared"
@@ -202,6 +203,12 @@ class _Hosts:
         self.blamed = blamed(state.parts, state.settings)
         self.usual = _usual_deviations(state)
         self.doubted = _doubted_links(state)
+        least = math.log1p(state.settings.slow)
+        self.unsplit = {
+            kind: halves
+            for kind, halves in self.readings.splits.items()
+            if not halves.sure and halves.faster > least
+        }
         self._next: tuple[Group, ...] | None = None
 
     def verdict(self, host: int) -> Verdict:
@@ -315,9 +322,9 @@ class _Hosts:
         groups = [row for row in mine if not readings.alone[row]]
         training = [row for row in groups if not self.state.observations[readings.source[row]].exchanges]
         met = any(not readings.alone[row] for row in rows)
-        subjects = [self._subject("compute", alone or training, len(alone) + len(training))]
+        subjects = [self._subject(host, "compute", alone or training, len(alone) + len(training))]
         if met:
-            card = self._subject("card", groups, len(groups))
+            card = self._subject(host, "card", groups, len(groups))
             subjects.append(card)
             subjects.append(self._links(host, groups, card))
         return tuple(subjects)
@@ -340,15 +347,27 @@ class _Hosts:
             at_most=None if card.at_most is None else max([card.at_most, *bounds]),
         )
 
-    def _subject(self, name: Literal["compute", "card"], rows: Sequence[int], jobs: int) -> Subject:
+    def _never_fast(self, host: int, rows: Sequence[int]) -> Split | None:
+        """Return the clusters of jobs where the host may be what slows these: some others were faster, and
+        it was in none of them. `rows`: of one kind."""
+        halves = self.unsplit.get(self.readings.kind[rows[0]])
+        return halves if halves is not None and self.state.topology.hosts[host] not in halves.good else None
+
+    def _subject(
+        self, host: int, name: Literal["compute", "card"], rows: Sequence[int], jobs: int
+    ) -> Subject:
         readings = self.readings
         if not rows:
             return Subject(name=name, condition="unknown")
         bound, good = 0.0, True
         for own in _by_kind(readings, rows):
             here = self._at_most(own)
+            halves = self._never_fast(host, own)
+            if halves is not None:
+                here = (1.0 + here) * math.exp(halves.faster) - 1.0
             bound = max(bound, here, self._plain_mean(own))
             good = good and here <= self._limit(own) and self._slow_by_chance(own) is None
+            good = good and halves is None
         at_most = bound if bound < math.inf else None
         return Subject(name=name, condition="fit" if good else "unknown", jobs=jobs, at_most=at_most)
 
@@ -428,6 +447,12 @@ class _Hosts:
         readings, settings = self.readings, self.state.settings
         alone = [row for row in rows if readings.alone[row]]
         groups = [row for row in rows if not readings.alone[row]]
+        for own in _by_kind(readings, groups):
+            halves = self._never_fast(host, own)
+            if halves is not None:
+                faster = len(halves.fast), len(halves.fast) + len(halves.slow), -math.expm1(-halves.faster)
+                words = "{} of {} jobs were {:.1%} faster than its own in groups, and it was in none of them"
+                return words.format(*faster)
         by_chance = next(filter(None, map(self._slow_by_chance, _by_kind(readings, alone))), None)
         if by_chance is not None and self._good(alone):
             return "its jobs alone are {:.1%} slower, where {:.1%} counts: that may be chance".format(
