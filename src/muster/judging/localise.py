@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from muster.judging import splits
 from muster.judging.alike import KINDS, REACH, SlowerGroup, apart, hosts_alike
 from muster.judging.baseline import Baseline, JobClass
+from muster.judging.chance import by_chance
 from muster.judging.detrend import moments_of, side_by_side
 from muster.judging.explain import Component, explain, outstanding, rests_on_one_job, shown_by, switch_faults
-from muster.judging.faults import OF_HOSTS, FaultCase, Fit
+from muster.judging.faults import OF_HOSTS, Fault, FaultCase, Fit
 from muster.judging.observation import Observation, Settings, Topology
 from muster.judging.readings import Readings, read
 from muster.judging.spells import SlowSpell, spells
@@ -28,7 +29,7 @@ class Posterior:
     single job is evidence, and others are not: as suspicious as that makes them, none is convicted. `alike`:
     hosts slower than others by the same factor, compared with each other; `drifts`: by work, the deviation of
     jobs that are slow at times on any hosts; `akin`: suspects that are as slow as hosts alike, and not
-    convicted; `spells`: of switches, when all behind one was slow."""
+    convicted; `spells`: of switches, when all behind one was slow; `chance`: faults that may be chance."""
 
     observations: tuple[Observation, ...]
     case: FaultCase
@@ -41,6 +42,7 @@ class Posterior:
     drifts: Mapping[str, float] = field(default_factory=dict)
     akin: frozenset[int] = frozenset()
     spells: tuple[SlowSpell, ...] = ()
+    chance: frozenset[Fault] = frozenset()
 
     @property
     def topology(self) -> Topology:
@@ -104,9 +106,11 @@ def localise(
     # Also like those of a group that is not judged apart, since more hosts are nearly as slow.
     groups = [*alike, *hosts_alike(observations, readings, topology, settings, good, math.inf)]
     akin = frozenset(host for host, fit in fits.items() if _akin(fit, readings, groups))
-    suspects |= {host: min(suspects[host], settings.named) for host in once | akin}
-    for host, part, chance in _of_racks(case, parts, groups):
-        suspects[host] = max(suspects.get(host, 0.0), chance)
+    chance = by_chance(case, parts)
+    noisy = {fault.where[0] for fault in chance if fault.kind in OF_HOSTS}
+    suspects |= {host: min(suspects[host], settings.named) for host in once | akin | noisy}
+    for host, part, likely in _of_racks(case, parts, groups):
+        suspects[host] = max(suspects.get(host, 0.0), likely)
         part_of[host] = part
     return Posterior(
         detrended.observations,
@@ -120,6 +124,7 @@ def localise(
         drift.deviation,
         akin,
         tuple(events),
+        frozenset(chance),
     )
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from muster.judging.observation import Topology
 
 FEW = 2  # jobs of a cluster, at least
 MOST = 3  # one host in so many may be bad, no more
-TRIES = 2000  # permutations
+TRIES = 600  # permutations
 CHANCE = 0.005  # of them that tell jobs apart as well: then chance may have done it
 _Hosts = frozenset[str]
 
@@ -88,39 +89,37 @@ def _split(
         return None
     fast = tuple([index for index in kept if offs[index] < cut])
     slow = tuple([index for index in kept if offs[index] >= cut])
-    jobs = [hosts[index] for index in (*fast, *slow)]
-    needed = _needed(jobs, len(fast), len(frozenset[str]().union(*jobs)) // MOST, topology)
+    jobs = [hosts[index] for index in kept]
+    counts = Counter(host for job in jobs for host in job)
+    needed = _needed([hosts[index] for index in slow], counts, len(counts) // MOST, topology)
     if needed is None:
         return None
-    shuffled, draw, chance = list(jobs), random.Random(0), 0
+    draw, chance = random.Random(0), 0
     for _ in range(TRIES):
-        draw.shuffle(shuffled)
-        chance += _needed(shuffled, len(fast), needed, topology) is not None
+        chance += _needed(draw.sample(jobs, len(slow)), counts, needed, topology) is not None
         if chance > CHANCE * TRIES:
             break
     middles = [statistics.median([offs[index] for index in side]) for side in (fast, slow)]
-    good: _Hosts = frozenset().union(*jobs[: len(fast)])
+    good: _Hosts = frozenset().union(*[hosts[index] for index in fast])
     return Split(middles[1] - middles[0], fast, slow, good, chance <= CHANCE * TRIES)
 
 
-def _needed(jobs: Sequence[_Hosts], count: int, most: int, topology: Topology) -> int | None:
-    """Return how many hosts, or switches with all hosts behind them, are in every job but the first `count`,
-    and in none of these: the fewest that a greedy search finds. None where more than `most` are needed."""
-    good: _Hosts = frozenset().union(*jobs[:count])
-    left = [job - good for job in jobs[count:]]
+def _needed(slow: Sequence[_Hosts], counts: Mapping[str, int], most: int, topology: Topology) -> int | None:
+    """Return how many hosts, or switches with all hosts behind them, are in every slow job, and in no other:
+    the fewest that a greedy search finds. `counts`: of each host, all its jobs. None where more than `most`
+    are needed."""
+    mine = Counter(host for job in slow for host in job)
+    bad = {host for host, count in mine.items() if count == counts[host]}
+    left = [job & bad for job in slow]
     if not all(left):
         return None
-    sets = [frozenset(members) for _, members in topology.switches]
-    whole = [members for members in sets if not members & good]
+    whole = [frozenset(members) for _, members in topology.switches if bad.issuperset(members)]
     needed = 0
     while left:
         if needed == most:
             return None
-        counts: dict[str, int] = {}
-        for job in left:
-            for host in job:
-                counts[host] = counts.get(host, 0) + 1
-        best = frozenset((max(sorted(counts), key=counts.__getitem__),))
+        covers = Counter(host for job in left for host in job)
+        best = frozenset((max(sorted(covers), key=covers.__getitem__),))
         best = max((best, *whole), key=lambda members: sum(not job.isdisjoint(members) for job in left))
         left = [job for job in left if job.isdisjoint(best)]
         needed += 1

@@ -268,6 +268,9 @@ class _Hosts:
             return _changed(base, reason=reason, settle=WHICH_HARDWARE)
         if host in self.state.once:
             return _changed(base, reason=self._once(host, chance), settle=settle)
+        if any(fault.where == (host,) for fault in self.state.chance):
+            words = "as many jobs are slow on any hosts, so that chance may have put slow ones on it"
+            return _changed(base, reason=f"suspected: {words}", settle=settle)
         suspected = "" if chance <= PROBABLY else "suspected: "
         return _changed(base, reason=f"{suspected}bad with a probability of {below(chance)}", settle=settle)
 
@@ -656,7 +659,9 @@ WORDS: dict[Kind, str] = {
 def _accuses(state: Posterior, fault: Fault, fit: Fit, chance: float) -> bool:
     """Return whether a link or a switch is accused: of a link one job, however slow, is a suspicion."""
     sources = {state.case.readings.source[row] for row in shown_by(state.case, fit)}
-    return chance >= state.settings.named and (fault.kind != "link" or len(sources) > 1)
+    if chance < state.settings.named or fault in state.chance:
+        return False
+    return fault.kind != "link" or len(sources) > 1
 
 
 def _shared(state: Posterior, part: Component, fault: Fault) -> Verdict | None:
