@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from muster.core.state import State
 from muster.core.trace import Parameter, Pass, Trace, TraceRequest
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
-from muster.inputs.read import check, read_recipe
+from muster.inputs.read import INHERITED, check, read_inputs, read_recipe
 from muster.planner.document import Plan
 from muster.planner.machines import (
     UserFigures,
@@ -95,8 +96,8 @@ def test_tokens_that_fill_no_sample_are_one_more() -> None:
 
 @pytest.mark.parametrize(
     ("samples", "steps", "words"),
-    [(16, None, "24 samples in batches of 12, of 16 different ones"), (1600, None, None), (2400, None, None),
-     (24, None, None), (16, 1, None), (16, 2, "of 16 different ones")],
+    [(16, None, "16 samples in batches of 12: its last batch is filled with 8 samples"), (1600, None, None),
+     (2400, None, None), (24, None, None), (16, 1, None), (16, 2, "with 8 samples"), (11, None, "1 sample ")],
 )  # fmt: skip
 def test_samples_that_are_trained_twice_in_an_epoch_are_said(
     samples: int, steps: int | None, words: str | None
@@ -105,7 +106,7 @@ def test_samples_that_are_trained_twice_in_an_epoch_are_said(
     given = ["batch.micro=12", "batch.accumulation=1", "batch.tokens=null", "train.epochs=2"]
     given.append(f"train.max_steps={steps or 'null'}")
     made = plan("l4:1", "model.name=opt-125m", "data.sequence=1024", *given, told=UserFigures(samples))
-    notes = [note for note in made.notes if "last batch" in note]
+    notes = [note for note in made.data if "last batch" in note]  # which a run repeats
     assert (words in notes[0] if words else not notes), notes
 
 
@@ -113,7 +114,7 @@ def test_prompts_are_drawn_again_and_fill_no_batch() -> None:
     given = ["generation.prompt=32", "generation.answer=32", "batch.micro=12", "batch.tokens=null"]
     made = plan("h100:1", *given, "train.max_steps=null", recipe="ppo", told=UserFigures(16))
     assert made.training is not None and made.training.samples == 16
-    assert not any("last batch" in note for note in made.notes)
+    assert not any("last batch" in note for note in made.data)
 
 
 def test_a_smaller_model_that_the_recipe_takes_is_named() -> None:
@@ -318,6 +319,62 @@ def test_what_is_written_is_a_recipe_that_says_everything(
     beside = json.loads(file.with_suffix(".deepspeed.json").read_text())
     assert beside["zero_optimization"]["stage"] == recipe.engine.stage
     assert beside["train_batch_size"] == made.batch["global"]
+
+
+def _own_file(folder: Path, **sections: Any) -> list[str]:
+    """Return the words with which a DeepSpeed file of one's own is used."""
+    file = folder / "mine.json"
+    file.write_text(json.dumps({"bf16": {"enabled": True}, **sections}))
+    return ["model.name=opt-350m", f"engine.config={file}"]
+
+
+def test_what_a_file_of_ones_own_trains_is_written_next_to_the_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = _own_file(tmp_path, zero_optimization={"stage": 2}, train_batch_size="auto")
+    mine, file = tmp_path / "mine.json", tmp_path / "chosen.yaml"
+    before = mine.read_bytes()
+    assert run(capsys, "opt-benchmark", *words, "--on", MACHINES, "--quick", "--write", str(file))[0] == 0
+    made = json.loads((tmp_path / "chosen.deepspeed.json").read_text())
+    recipe = load_recipe(str(file))
+    assert made["train_batch_size"] == recipe.batch.global_ and made["zero_optimization"] == {"stage": 2}
+    assert mine.read_bytes() == before and recipe.engine.config == str(mine)
+    mine.rename(tmp_path / "next.deepspeed.json")  # which is not written over
+    words[1] = f"engine.config={tmp_path / 'next.deepspeed.json'}"
+    file = tmp_path / "next.yaml"
+    assert run(capsys, "opt-benchmark", *words, "--on", MACHINES, "--quick", "--write", str(file))[0] == 0
+    assert (tmp_path / "next.deepspeed.json").read_bytes() == before
+
+
+WARMUP = {"type": "WarmupLR", "params": {"warmup_max_lr": 3e-5, "warmup_num_steps": 5}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "replaced"),
+    [
+        ({"optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.9, 0.9], "weight_decay": 0}}},
+         {"learning_rate", "beta2", "weight_decay"}),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto"}}}, set()),
+        ({"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}, {"learning_rate", "beta2"}),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}, "scheduler": WARMUP},
+         {"learning_rate", "beta2", "warmup"}),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}}, set()),
+        ({}, set()),
+    ],
+)  # fmt: skip
+def test_inherited_settings_that_a_file_of_ones_own_replaces_are_not_said(
+    sections: dict[str, Any], replaced: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor the stage; what the file leaves to the recipe is."""
+    words = _own_file(tmp_path, **sections)
+    inherited = {"learning_rate", "warmup", "beta2", "weight_decay"}
+    _, out, _ = run(capsys, "opt-benchmark", *words, "--on", MACHINES, "--quick", "--json")
+    read = read_inputs("opt-benchmark", "a:8", words)
+    by_file = next(each["why"] for each in json.loads(out)["decisions"] if each["field"] == INHERITED)
+    assert by_file == next(each.why for each in read.noted if each.field == INHERITED)
+    said = {word.partition("=")[0] for word in by_file.split()}
+    assert {name for name in inherited if f"train.{name}" not in said} == replaced
+    assert "engine.zero" not in said and "data.sequence" in said
 
 
 def test_what_was_learned_is_kept(tmp_path: Path) -> None:

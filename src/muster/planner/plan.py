@@ -351,14 +351,13 @@ def _plan(
     passes = tokens is None and recipe.drawing() is None
     filled = filling_note(training, job.batch) if passes else None
     left = any(d.field == INHERITED and "train.learning_rate=" in d.why for d in inputs.noted)
-    left = left and "learning_rate" not in fixed.train
     rate = None
     if left and setting and recipe.train.learning_rate != "auto":
         rate = rate_note(recipe.train.rate, setting.parameters)
     return Plan(
         model=recipe.model.name,
         training=training,
-        data=list(survey.notes),
+        data=[*survey.notes, *filter(None, [filled])],
         engine=engine,
         precision=job.precision,
         device=job.device,
@@ -373,7 +372,7 @@ def _plan(
         ],
         would_fit=list(decided.would_fit),
         roomier=roomier,
-        notes=[*_notes(decided, memory), *filter(None, [warming, filled, rate])],
+        notes=[*_notes(decided, memory), *filter(None, [warming, rate])],
         **predicted,
     )
 
@@ -441,9 +440,9 @@ def write_plan(decided: Decided, file: Path) -> list[Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, recipe_file(data))
         config = spec_of(recipe.engine.name).config(recipe, job.batch, job.precision)
-        if config is None or recipe.engine.config:  # whose own file it is
-            return [file]
         own_config = file.with_suffix(f".{recipe.engine.name}.json")
+        if config is None or recipe.engine.config == str(own_config.absolute()):
+            return [file]
         write_json(own_config, config)
     except OSError as error:
         raise UsageError(f"cannot be written: {error.strerror}", where=str(file)) from None
