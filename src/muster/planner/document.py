@@ -99,10 +99,13 @@ class TrainingPlan(Part):
 
 
 class ScalingPoint(Part):
-    """The same job on another number of hosts."""
+    """The same job on a number of hosts, at its best there with what the recipe leaves open."""
 
     hosts: int
     ranks: int
+    changes: dict[str, str] = Field(
+        default_factory=dict, description="of what the recipe leaves open, what is not as on the chosen hosts"
+    )
     step: float = Field(description="seconds")
     samples_per_second: float
     efficiency: float = Field(description="samples/s per host, over those of the fewest hosts")
