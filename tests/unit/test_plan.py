@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from muster.core.trace import Parameter, Pass, Trace, TraceRequest
 from muster.engines.base import spec_of
 from muster.fleet.shell import Shell
 from muster.inputs.read import INHERITED, check, read_inputs, read_recipe
-from muster.planner.document import Plan
+from muster.planner.document import MemoryPlan, Plan
 from muster.planner.machines import (
     UserFigures,
     calibration_file,
@@ -521,7 +522,8 @@ def test_a_step_is_as_long_as_the_samples_are(recipe: str, tmp_path: Path) -> No
 
     fixed, dynamic = planned("fixed"), planned("dynamic")
     assert fixed.time is not None and dynamic.time is not None
-    assert dynamic.memory == fixed.memory
+    assert dynamic.memory is not None and "the recipe" in (dynamic.memory.samples or "")
+    assert dynamic.memory.model_copy(update={"samples": None}) == fixed.memory
     [words_of_time] = [each for each in dynamic.time.assumed if "mean with padding" in each]
     tokens = int(words_of_time.split(" tokens")[0].rsplit(" ", 1)[1])
     longest = {"sft": 256, "dpo": 512, "seq2seq": 320}[recipe]
@@ -601,3 +603,97 @@ def test_a_model_without_a_closed_form_is_traced_however_large(
     way = SimpleNamespace(lacks=SimpleNamespace(needed=needed, has=1), needed=SimpleNamespace(whole=whole))
     decided = SimpleNamespace(refused=UsageError("too large"), room=None, setting=None, way=way)
     assert _worth_tracing(decided) == traced  # type: ignore[arg-type]
+
+
+def _words_of(tmp_path: Path, recipe: str, train: Sequence[tuple[int, int]], held: int) -> list[str]:
+    """Return the words for rows of so many tokens, prompts and answers, and a held-out one."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    for name, sizes in (("train", train), ("validation", [(held, held)] if held else [])):
+        rows = ((("a " * one).strip(), ("b " * other).strip()) for one, other in sizes)
+        lines = [
+            json.dumps({"prompt": a, "input": a, "chosen": b, "target": b, "rejected": "a"}) for a, b in rows
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    if not held:
+        (tmp_path / "validation.jsonl").unlink()
+    return [
+        f"data.path={tmp_path}", f"model.tokenizer={tmp_path}", "model.init=random", "data.generated=null",
+        "train.max_steps=4", "batch.micro=8", "precision=bf16", "data.validation_fraction=0",
+    ]  # fmt: skip
+
+
+SHORT = [(n % 30 + 1, n % 20 + 1) for n in range(60)]  # with the end of the answer at most 51
+
+
+@pytest.mark.parametrize(
+    ("train", "held", "most", "longest"),
+    [
+        (SHORT, 0, 4096, 56),  # on GPUs a multiple of 8
+        ([*SHORT, (300, 5)], 0, 4096, 312),
+        (SHORT, 200, 4096, 408),  # a held-out sample is evaluated
+        (SHORT, 0, 48, 48),  # cut before it is padded
+        (SHORT * 1500, 0, 4096, None),  # too many to count
+    ],
+)
+def test_memory_is_that_of_the_longest_sample_that_there_is(
+    train: list[tuple[int, int]], held: int, most: int, longest: int | None, tmp_path: Path
+) -> None:
+    """Where all are counted; else of the longest that the recipe allows."""
+    words = _words_of(tmp_path, "sft", train, held)
+
+    def planned(*more: str, told: UserFigures | None = None) -> MemoryPlan:
+        given = [*words, "model.name=Qwen/Qwen2.5-0.5B", *more]
+        made = plan("l4:1", *given, recipe="sft", told=told).memory
+        assert made is not None
+        return made
+
+    made = planned(f"data.sequence={most}")
+    alike = planned(f"data.sequence={longest or most}", "data.padding=fixed")
+    assert made.device == alike.device and alike.samples is None
+    if longest is None:
+        assert made.samples == f"{most:,} tokens, as long as the recipe lets one be" and made.lacking
+        return
+    assert made.samples == f"{longest:,} tokens, the longest of the data" and not made.lacking
+    packed = planned(f"data.sequence={most}", "data.packing=true")  # which is full
+    other = planned(f"data.sequence={most}", told=UserFigures(10_000))  # of data that are not here
+    assert packed.device == other.device == planned(f"data.sequence={most}", "data.padding=fixed").device
+
+
+@pytest.mark.parametrize("recipe", ["dpo", "seq2seq"])
+def test_memory_of_samples_in_two_parts(recipe: str, tmp_path: Path) -> None:
+    words = [*_words_of(tmp_path, recipe, SHORT, 0), "data.limit=55"]
+    pair = recipe == "dpo"
+    limits = ["data.sequence=1024"] if pair else ["data.max_source=512", "data.max_target=64"]
+    model = ["model.name=opt-125m"] if pair else ["model.config={model_type: t5}"]
+    traced: list[tuple[int, int]] = []
+
+    def tracer(made: Recipe, precision: str, device: str, ranks: int, *, say: object = None) -> None:
+        lengths = made.lengths({})
+        assert lengths is not None
+        traced.append((lengths.tokens, lengths.target))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("muster.planner.plan.tracer", tracer)
+        made = plan_on(read_recipe(recipe, [*words, *limits, *model]), "l4:1", UserFigures()).plan
+    assert made is not None and made.memory is not None
+    tokens = (48, 0) if pair else (32, 24)  # 20 + 20 + an end; 30 and 20 + an end, each in multiples of 8
+    assert set(traced) == {tokens}
+    assert made.memory.samples == f"{96 if pair else 56} tokens, the longest of the data"
+
+
+def test_a_job_is_refused_by_its_longest_sample_and_not_by_what_the_recipe_allows(tmp_path: Path) -> None:
+    """Its limit would not fit; nor where hosts are chosen."""
+    words = [*_words_of(tmp_path, "sft", SHORT, 0), "model.name=Qwen/Qwen2.5-0.5B", "data.sequence=30000"]
+    about = {name: {"cores": 8, "memory_total": 512 * 10**9, "gpus": [A10], "network": {}} for name in "ab"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("muster.planner.plan.tracer", None)
+        for hosts in ("null", "auto"):
+            inputs = check(read_recipe("sft", [*words, f"launch.hosts={hosts}"]), parse_hosts("a:1,b:1"))
+            inputs, chosen = hosts_first(inputs, lambda _: about)
+            assert plan_first(inputs, about, chosen).works
+            fixed = read_recipe("sft", [*words, "data.padding=fixed"])
+            with pytest.raises(UsageError, match="needs about"):
+                plan_first(check(fixed, parse_hosts("a:1")), {"a": about["a"]})

@@ -199,7 +199,7 @@ def _choose(recipe: Recipe, where: RunTarget, decisions: list[Decision]) -> Choi
     elif chosen.setting is not None and chosen.lacks is not None and where.room.device is not None:
         name = recipe.model.name or "the model"
         if not recipe.force:
-            would_fit = remedies(chosen.setting, where.room, name, open_choices(chosen.recipe, where.tracer))
+            would_fit = remedies(chosen.setting, where.room, name, open_choices(chosen.recipe, where))
         refused = refusal(chosen.setting, where.room, name, would_fit)
         decisions.append(Decision("force", True, f"although {refused.what}"))
     for field_, value in chosen.changes.items():

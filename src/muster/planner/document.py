@@ -39,6 +39,9 @@ class MemoryPlan(Part):
         description="where the activations are from: traced, or closed form; not counted: the sums lack them"
     )
     moment: str = Field(description="when the peak is")
+    samples: str | None = Field(
+        None, description="how long the samples are that it is for, and by what; None: all are of one length"
+    )
     lacking: str | None = Field(
         description="device or host, where there is too little; None: it fits, as far as it is counted"
     )

@@ -87,8 +87,10 @@ def point(case: StepCase, length: Length, calibration: Calibration | None = None
     return Point(case, step, whole, total, cost)
 
 
-def memory_plan(setting: Setting, room: MemoryLimit, needed: Need) -> MemoryPlan:
-    """Return a rank's memory, and whether it fits."""
+def memory_plan(
+    setting: Setting, room: MemoryLimit, needed: Need, samples: str | None = None
+) -> MemoryPlan:
+    """Return a rank's memory, and whether it fits. `samples`: how long they are, where they differ."""
     short = lacking(setting, room, needed)
     return MemoryPlan(
         device=needed.device,
@@ -100,6 +102,7 @@ def memory_plan(setting: Setting, room: MemoryLimit, needed: Need) -> MemoryPlan
         margin=MARGIN,
         basis=needed.basis,
         moment=needed.moment,
+        samples=samples,
         lacking=short.place if short is not None and short.refused else None,
     )
 
@@ -116,10 +119,15 @@ def predictions(
     setting, needed = decided.setting, decided.way.needed
     if setting is None or needed is None:
         return {}, []
+    how = None
+    if decided.recipe.padding_varies and decided.where is not None:
+        counted = decided.where.shortened(decided.recipe) is not decided.recipe
+        why = "the longest of the data" if counted else "as long as the recipe lets one be"
+        how = f"{setting.lengths.all:,} tokens, {why}"
     made = {
         "parameters": setting.parameters,
         "trainable": setting.trainable,
-        "memory": memory_plan(setting, decided.room, needed),
+        "memory": memory_plan(setting, decided.room, needed, how),
     }
     machines = decided.machines
     try:
@@ -249,8 +257,7 @@ def _time_plan(
         assumed.append(
             "steps are for the longest samples; with dynamic padding they are shorter"
             if setting.mean_tokens is None
-            else f"steps are for samples of {setting.tokens:.0f} tokens, the mean with padding; the memory "
-            f"is for {setting.lengths.all}, as long as the recipe lets a sample be"
+            else f"steps are for samples of {setting.tokens:.0f} tokens, the mean with padding"
         )
     watts = device.watts if counted and fewer is None else None
     tokens = step.samples_per_second * setting.tokens if decided.recipe.tokenized else None
