@@ -102,7 +102,7 @@ def read_inventory(text: str, *, waits: bool = False) -> Inventory:
             content = Path(text).read_text(encoding="utf-8")
         except IsADirectoryError:
             inside = sorted(each for each in Path(text).iterdir() if each.is_file())[:1]
-            hint = f"one of its files, such as {inside[0]}" if inside else "a host file is a file"
+            hint = f"one of its files, such as {inside[0]}" if inside else "a file of lines: `node1 slots=8`"
             hint += "" if "/" in text else f"; a host of this name: {text}:SLOTS"
             raise InventoryError("is a folder, not a host file", where=text, hint=hint) from None
         except FileNotFoundError:

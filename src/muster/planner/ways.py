@@ -209,7 +209,12 @@ def size(
     lacks = lacking(setting, room, needed)
     way = TrainingWay(recipe, batch, setting, changes, decisions, needed, lacks, step)
     if needed is not None and way.fits and room.device is not None:
-        decisions.append(_about_need(needed, room.device))
+        total = sum(needed.device.values())
+        parts = sorted(needed.device.items(), key=lambda part: -part[1])[:3]
+        words = ", ".join(f"{name} {format_bytes(value)}" for name, value in parts if value > total / 100)
+        how = "estimated" if needed.basis == "closed form" else "activations traced"
+        why = f"{how}, of {format_bytes(room.device)} for each: {words}"
+        decisions.append(Decision("memory of a rank", f"about {format_bytes(total)}", why))
     return replace(way, changes={**changes, "batch.micro": str(most)}) if changes and way.memory else way
 
 
@@ -421,13 +426,3 @@ def open_choices(recipe: Recipe, where: RunTarget) -> OpenChoices:
         trace=trace,
         takes=takes,
     )
-
-
-def _about_need(needed: Need, room: int) -> Decision:
-    """Return a decision with what a rank needs, where it fits."""
-    total = sum(needed.device.values())
-    parts = sorted(needed.device.items(), key=lambda part: -part[1])[:3]
-    words = ", ".join(f"{name} {format_bytes(value)}" for name, value in parts if value > total / 100)
-    how = "estimated" if needed.basis == "closed form" else "activations traced"
-    why = f"{how}, of {format_bytes(room)} for each: {words}"
-    return Decision("memory of a rank", f"about {format_bytes(total)}", why)

@@ -78,9 +78,9 @@ def _scaling(console: Console, plan: Plan) -> None:
         ">total",
         *((">cost",) if priced else ()),
     )
-    own = any(each.changes for each in plan.scaling)
-    how = "each with its best settings" if own else "settings as above"
-    made = table(*heads, *[""] * own, padding=(0, 2), title=f"Other numbers of hosts, {how}")
+    others = [each for each in plan.scaling if each.changes]
+    how = "each with its best settings" if others else "settings as above"
+    made = table(*heads, padding=(0, 2), title=f"Other numbers of hosts, {how}")
     for each in plan.scaling:
         row = [
             str(each.hosts),
@@ -92,8 +92,10 @@ def _scaling(console: Console, plan: Plan) -> None:
         ]
         style = "bold" if each.hosts == plan.fastest_hosts else ""
         cost = [f"{each.cost:,.2f}"] if priced and each.cost is not None else []
-        made.add_row(*row, *cost, *[_words(each.changes)] * own, style=style)
+        made.add_row(*row, *cost, style=style)
     console.print()
     console.print(made)
+    for each in others:
+        console.print(f"  {counted(each.hosts, 'host')}: {_words(each.changes)}")
     if plan.fastest_hosts is not None and plan.fastest_hosts < plan.scaling[-1].hosts:
         console.print(f"  most samples/s on {counted(plan.fastest_hosts, 'host')}")
