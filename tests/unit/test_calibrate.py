@@ -183,6 +183,15 @@ def test_a_run_with_dynamic_padding_is_taken_at_the_lengths_that_it_had(tmp_path
     assert found.forward / found.flops == pytest.approx(1 / 3, rel=0.02)
 
 
+def test_pairs_are_two_sequences_of_their_mean_length(tmp_path: Path) -> None:
+    """Their tokens are those of both answers."""
+    result = padded(tmp_path / "run", source=60, target=40).read_result()
+    assert result is not None
+    for recipe, sequence in (("dpo", 50), ("sft", 100)):
+        made = at_mean_lengths(load_recipe(recipe), result)
+        assert made.lengths({}) is not None and made.lengths({}).tokens == sequence  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(("source", "target"), [(31, 12), (20, 20), (60, 30), (40, 14), (96, 64)])
 def test_mean_lengths_are_near_enough(source: int, target: int, tmp_path: Path) -> None:
     """However questions and answers share the tokens, the operations are those counted to a few percent."""

@@ -113,8 +113,28 @@ def test_a_home_folder_of_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize("below", [{}, {"data": {"generated": {}}}])
 def test_two_sources_of_data_in_one_place_are_an_error(below: dict[str, Any]) -> None:
     merged = merge(below, {"data": {"name": "a", "path": "b"}}, Recipe)
-    with pytest.raises(RecipeError, match="data: at most one of name, path, generated can be given"):
+    with pytest.raises(RecipeError, match="data: at most one of name, path can be given"):
         validate(merged, where="x")
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["data.path=/a", "data.name=b"], "name, path"),
+        (["data.name=b", "data.generated={}"], "name, generated"),
+        (["batch.global=8", "batch.tokens=auto"], "global, tokens"),
+    ],
+)
+def test_two_words_that_exclude_each_other_are_an_error(words: list[str], names: str) -> None:
+    """Not where one of them is none, or another layer's."""
+    for given in (words, words[::-1]):
+        with pytest.raises(RecipeError, match=f"at most one of {names} can be given"):
+            load_recipe("demo", given)
+    key, _, value = words[0].partition("=")
+    alone = load_recipe("demo", [f"{words[1].partition('=')[0]}=null", words[0]]).as_dict()
+    section, _, name = key.partition(".")
+    assert str(alone[section][name]) == value
+    assert load_recipe("demo", ["engine.options=null", "engine.options.a=1"]).engine.options == {"a": 1}
 
 
 def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:

@@ -193,7 +193,8 @@ def test_a_rate_that_nobody_gave_is_noted() -> None:
 
     def noted(*changes: str) -> bool:
         changes = ("model.name=opt-1.3b", "engine.name=deepspeed", "batch.micro=1", *changes)
-        recipe, noted = read_recipe("causal-lm", changes), inherited_decisions("causal-lm", changes)
+        recipe = read_recipe("causal-lm", changes)
+        noted = inherited_decisions("causal-lm", changes, recipe)
         plan = plan_on(recipe, "h100:8", UserFigures(), traced=False, noted=noted).plan
         assert plan is not None
         return any("train.learning_rate=" in note for note in plan.notes)

@@ -91,10 +91,9 @@ def plan(
         return _plan_steps(file, hosts, on, changes, figures, traced=not quick, json=json)
     with Waiting(err_console()) as line:
         if on:
-            noted = inherited_decisions(recipe, changes)
-            decided = plan_on(
-                read_recipe(recipe, changes), on, figures, traced=not quick, say=line.now, noted=noted
-            )
+            made = read_recipe(recipe, changes)
+            noted = inherited_decisions(recipe, changes, made)
+            decided = plan_on(made, on, figures, traced=not quick, say=line.now, noted=noted)
         else:
             inputs = read_inputs(recipe, hosts, changes)
             decided = plan_hosts(inputs, figures, traced=not quick, say=line.now)

@@ -96,13 +96,14 @@ def read_inventory(text: str, *, waits: bool = False) -> Inventory:
             hint="give --hosts host1,host2:8, --hosts local:2, or the path of a host file",
         )
     named = _FILE.fullmatch(text.lower()) or _FILE.fullmatch(text.lower().removesuffix("s"))
-    folder = named is not None and Path(text).is_dir()
-    if not text.startswith("slurm:") and "," not in text and ("/" in text or folder or _is_file(text)):
+    there = os.path.isfile(text) or os.path.isdir(text)  # noqa: PTH112, PTH113 - never raise
+    if not text.startswith("slurm:") and "," not in text and ("/" in text or there):
         try:
             content = Path(text).read_text(encoding="utf-8")
         except IsADirectoryError:
             inside = sorted(each for each in Path(text).iterdir() if each.is_file())[:1]
-            hint = f"one of its files, such as {inside[0]}" if inside else None
+            hint = f"one of its files, such as {inside[0]}" if inside else "a file of lines: `node1 slots=8`"
+            hint += "" if "/" in text else f"; a host of this name: {text}:SLOTS"
             raise InventoryError("is a folder, not a host file", where=text, hint=hint) from None
         except FileNotFoundError:
             raise InventoryError(
@@ -281,13 +282,6 @@ def _is_here(host: Host) -> bool:
         return ipaddress.ip_address(host.address).is_loopback
     except ValueError:
         return host.name.lower() in ("localhost", own, own.partition(".")[0])
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except OSError:  # longer than a file name can be
-        return False
 
 
 def _parse_local(text: str, first: str | None, second: str | None) -> Inventory:

@@ -198,13 +198,14 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def lay_over(below: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge changes into a recipe, all of one layer: a model's name and its fields may come in any order.
-    Pure."""
+    """Merge changes into a recipe, all of one layer: a model's name and its fields may come in any order, and
+    keys that exclude each other stay, to be refused. Pure."""
     merged = dict(below)
     for change in changes:
         merged = begin_anew(merged, change)
-    for change in changes:
-        merged = merge(merged, change, Recipe)
+    for model in (Recipe, None):  # then without rivals, which brings back those of one layer
+        for change in changes:
+            merged = merge(merged, change, model)
     return merged
 
 

@@ -49,6 +49,7 @@ class Section(Part):
     def _at_most_one(self) -> Section:
         fields = {field.alias or name: name for name, field in type(self).model_fields.items()}
         names = [name for name in self.exclusive if name in fields]
-        if sum(getattr(self, fields[name]) is not None for name in names) > 1:
-            raise ValueError(f"at most one of {', '.join(names)} can be given")
+        given = [name for name in names if getattr(self, fields[name]) is not None]
+        if len(given) > 1:
+            raise ValueError(f"at most one of {', '.join(given)} can be given")
         return self

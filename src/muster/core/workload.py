@@ -7,7 +7,7 @@ asks here, and never which workload it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -37,6 +37,11 @@ class Lengths:
     def all(self) -> int:
         """Tokens of a sample in all."""
         return self.sequences * (self.tokens + self.target)
+
+    def rounded(self, multiple: int) -> Lengths:
+        """Return them as they are padded to multiples."""
+        tokens, target = (-(-each // multiple) * multiple for each in (self.tokens, self.target))
+        return replace(self, tokens=tokens, target=target)
 
 
 # What becomes of the last layer's output in a training step. logits: all at once, or in Muster's parts;
@@ -78,12 +83,16 @@ class Drawing:
 class Survey:
     """What a training will read, as far as this machine can see. `samples`: of an epoch; None: not known;
     `notes`: what of the data is held out, left out, changed or cut, for people; `some`: samples whose tokens
-    are counted; `lengths`: their tokens as they are trained on, of each part that is padded by itself."""
+    are counted; `lengths`: their tokens as they are trained on, of each part that is padded by itself;
+    `whole`: all samples, held-out ones among them, where they are few enough to be counted; `longest`: tokens
+    that none of them exceeds, None: not known."""
 
     samples: int | None = None
     notes: tuple[str, ...] = ()
     some: tuple[Any, ...] = field(default=(), repr=False)
     lengths: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+    whole: tuple[Any, ...] = field(default=(), repr=False)
+    longest: Lengths | None = None
 
 
 @dataclass(frozen=True)
@@ -222,9 +231,8 @@ class Workload:
         """Whether batches have more shapes than are worth compiling."""
         return self.padding_varies
 
-    def with_tokens(self, tokens: float) -> Self:
-        """Return the recipe with every sample padded to so many tokens, target included; where padding
-        varies."""
+    def with_lengths(self, lengths: Lengths) -> Self:
+        """Return the recipe with every sample padded to so many tokens, where padding varies."""
         return self
 
     def example(self, question: str | None) -> tuple[str, int] | None:

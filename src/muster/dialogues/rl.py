@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -17,9 +17,6 @@ from muster.core.section import PositiveInt, Section
 from muster.core.workload import Drawing, HeldModel, Lengths, Output, Survey
 from muster.dialogues.rows import Dialogue
 from muster.dialogues.spec import DialogueRecipe
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class Reward(Section):
@@ -156,17 +153,6 @@ class RolloutRecipe(DialogueRecipe):
     def drawing(self) -> Drawing:
         """Draw all answers of a rank's step at once, as TRL does."""
         return Drawing(self.generation.prompt, self.generation.answer)
-
-    def with_tokens(self, tokens: float) -> Self:
-        """Shorten prompts and answers alike."""
-        given = self.generation
-        share = tokens / (given.prompt + given.answer)
-        sizes = {name: max(1, round(share * getattr(given, name))) for name in ("prompt", "answer")}
-        shorter = {
-            "data": self.data.model_copy(update={"padding": "fixed"}),
-            "generation": given.model_copy(update=sizes),
-        }
-        return self.model_copy(update=shorter)
 
     @property
     def new_tokens(self) -> int:

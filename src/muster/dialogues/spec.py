@@ -45,7 +45,7 @@ from muster.store.records import (
     unread_note,
     unused_note,
 )
-from muster.store.tokens import COUNTED, counter, named_tokenizer, some_of, too_long
+from muster.store.tokens import COUNTED, Counter, all_of, counter, named_tokenizer, some_of, too_long
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -175,7 +175,10 @@ class DialogueRecipe(Recipe):
             "prompts are plain text and taken as they are; data.template=chat puts a chat's template round"
         )
         notes = (*samples.notes, *samples.skipped.notes, *([taken] if plain else []))
-        return Survey(len(samples.train), notes, tuple(some_of(samples.train, texts_of)))
+        whole = all_of(samples.train + samples.held_out, texts_of)
+        return Survey(
+            len(samples.train), notes, tuple(some_of(samples.train, texts_of)), whole=tuple(whole)
+        )
 
     def _check_prompts(self, samples: Sequence[Dialogue], config: Mapping[str, Any]) -> None:
         """Raise DataError for a prompt that ranks will refuse, where their tokenizer is here. A token has a
@@ -217,14 +220,8 @@ class DialogueRecipe(Recipe):
         recipe lets them be."""
         some, of = read.some, read.samples or 0
         by = counter(self.model, lambda: (text for each in some for text in texts_of(each)))
-        exact = by.exact and not any(each.chat for each in some)  # a template adds its own
-        numbers = iter(by.count([text for each in some for text in texts_of(each)]))
-        prompts, wholes = [], []
-        for each in some:
-            prompt = sum(next(numbers) for _ in each.turns)
-            answers = [next(numbers) + 1 for text in (each.answer, each.rejected) if text]  # with its end
-            prompts.append(prompt)
-            wholes.append(prompt + max(answers, default=0))
+        exact = by.exact and not any(each.chat for each in (*some, *read.whole))  # a template adds its own
+        prompts, wholes = _sizes(some, by)
         (limit, key), longest = self.longest_prompt(config), self.sequence(config)
         notes = list(read.notes)
         if excess := too_long(prompts, of, limit, exact=exact):
@@ -240,7 +237,11 @@ class DialogueRecipe(Recipe):
                 f"an answer; the longest has {excess[1]:,}"
             )
         lengths = tuple((min(whole, longest),) * (2 if self.pairs else 1) for whole in fits)
-        return replace(read, notes=tuple(notes), lengths=lengths)
+        most = None
+        if exact and read.whole and self.answered:
+            tokens = by.added + max(1, *_sizes(read.whole, by)[1])  # a prompt's begin, and at least its end
+            most = replace(self.lengths(config), tokens=min(longest, tokens))
+        return replace(read, notes=tuple(notes), lengths=lengths, longest=most)
 
     def longest_prompt(self, config: Mapping[str, Any]) -> tuple[int, str]:
         """Return the tokens of the longest prompt that is used, and the key that limits it."""
@@ -261,9 +262,9 @@ class DialogueRecipe(Recipe):
         """With data.padding=dynamic."""
         return self.data.padding == "dynamic"
 
-    def with_tokens(self, tokens: float) -> Self:
+    def with_lengths(self, lengths: Lengths) -> Self:
         """Limit samples to so many tokens."""
-        update = {"sequence": max(2, round(tokens)), "padding": "fixed"}
+        update = {"sequence": max(2, lengths.tokens), "padding": "fixed"}
         return self.model_copy(update={"data": self.data.model_copy(update=update)})
 
     def example(self, question: str | None) -> tuple[str, int]:
@@ -274,6 +275,18 @@ class DialogueRecipe(Recipe):
     def new_tokens(self) -> int:
         """The most tokens of an answer to a question."""
         return self.evaluate.max_new_tokens or NEW_TOKENS
+
+
+def _sizes(samples: Sequence[Dialogue], by: Counter) -> tuple[list[int], list[int]]:
+    """Return the tokens of each prompt, and with its longer answer."""
+    numbers = iter(by.count([text for each in samples for text in texts_of(each)]))
+    prompts, wholes = [], []
+    for each in samples:
+        prompt = sum(next(numbers) for _ in each.turns)
+        answers = [next(numbers) + 1 for text in (each.answer, each.rejected) if text]  # with its end
+        prompts.append(prompt)
+        wholes.append(prompt + max(answers, default=0))
+    return prompts, wholes
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -41,6 +41,18 @@ class Fixed:
     stage: int | None = None
     spread: bool = False
 
+    @property
+    def replaced(self) -> set[str]:
+        """Keys of the recipe whose values have no effect."""
+        groups = (
+            (self.train, tuple(self.train)),
+            (self.optimizer, ("optimizer", "beta1", "beta2", "epsilon")),
+            (self.schedule, ("schedule",)),
+            (self.rise, ("warmup",)),
+        )
+        keys = {f"train.{key}" for holds, names in groups if holds for key in names}
+        return keys if self.stage is None else {*keys, "engine.zero"}
+
 
 @dataclass(frozen=True)
 class EngineSpec:

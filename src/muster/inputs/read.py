@@ -61,19 +61,19 @@ def read_inputs(
         read_peaks(recipe.measure.peaks)
     inventory = read_inventory(hosts, waits=waits)
     inputs = check(recipe, inventory)
-    return replace(inputs, noted=(*inherited_decisions(source, overrides), *inputs.noted))
+    return replace(inputs, noted=(*inherited_decisions(source, overrides, recipe), *inputs.noted))
 
 
-def inherited_decisions(source: str | Mapping[str, Any], overrides: Sequence[str]) -> list[Decision]:
-    """Return which settings of inherited recipes stay in effect under the user's own."""
+def inherited_decisions(
+    source: str | Mapping[str, Any], overrides: Sequence[str], recipe: Recipe
+) -> list[Decision]:
+    """Return which settings of inherited recipes stay in effect under the user's own, those of a
+    configuration for the engine included. `recipe`: what both make."""
     name, settings = inherited(source, overrides)
-    words = " ".join(f"{key}={_short(value)}" for key, value in settings.items())
-    return [Decision(INHERITED, name, words)] if words else []
-
-
-def _short(value: Any) -> str:
-    """Return a value in the form of the command line."""
-    return value if isinstance(value, str) else json.dumps(value)
+    replaced = spec_of(recipe.engine.name).given(recipe).replaced
+    kept = {key: value for key, value in settings.items() if key not in replaced}
+    words = (f"{key}={each if isinstance(each, str) else json.dumps(each)}" for key, each in kept.items())
+    return [Decision(INHERITED, name, " ".join(words))] if kept else []
 
 
 def inputs_of(data: Mapping[str, Any], hosts: str) -> Inputs:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
-from muster.core.errors import UsageError
+from muster.core.batch import resolve_batch
+from muster.core.errors import RecipeError, UsageError
 from muster.core.hardware.devices import CPU, Device, driver_device
 from muster.core.hardware.machines import Machines, machines_of
 from muster.core.inventory import Host
@@ -26,9 +27,8 @@ from muster.engines.base import spec_of
 from muster.engines.spread import NO_DISK, ModelSpread
 from muster.inputs.model import whole_config
 from muster.planner.decide import Decided
-from muster.planner.forecast import global_given, on_ranks
 from muster.planner.machines import MachineModel, link_of
-from muster.planner.memory.fit import MemoryLimit, Setting
+from muster.planner.memory.fit import MemoryLimit, Setting, largest_micro, may_run
 from muster.planner.predict import case_of
 from muster.planner.remedies import ANY_CHANGE
 from muster.planner.setting import room_of, setting_of
@@ -206,13 +206,35 @@ def advise(decided: Decided, model: MachineModel, samples: int | None) -> list[D
         return []
 
 
+def global_given(recipe: Recipe) -> bool:
+    """Return whether the recipe gives the size of a global batch."""
+    return recipe.batch.global_ is not None or recipe.batch.tokens is not None
+
+
 def _fitting(recipe: Recipe, setting: Setting, facts: Facts) -> Callable[[Sequence[MixedHost]], bool]:
     """Return a function that tells whether a job fits on some of its hosts, with its micro-batch. A rank
     holds more where fewer share the states."""
 
+    now = setting.spread
+
     @cache
     def on(ranks: int, device: int | None, host: int | None) -> bool:
-        return on_ranks(recipe, setting, ranks, MemoryLimit(device, host)) is not None
+        there, room = setting.spreading(ranks=ranks), MemoryLimit(device, host)
+        if ranks != now.ranks and setting.share < 1:  # shares are given rank by rank
+            return False
+        if there.spread.grouped and ranks % now.group:
+            return False
+        if global_given(recipe) and ranks != now.ranks:
+            largest = setting.micro
+            if recipe.batch.micro is None:  # fewer hosts may have to hold more each
+                largest = max(1, largest_micro(there, room, largest))
+            samples = setting.micro * now.micro_steps * now.ranks
+            try:
+                batch = resolve_batch(None, None, samples, world_size=ranks, largest=largest)
+            except RecipeError:
+                return False
+            there = replace(there, micro=batch.micro).spreading(micro_steps=batch.accumulation)
+        return may_run(there, room)
 
     def fits(chosen: Sequence[MixedHost]) -> bool:
         hosts, slots = [Host(each.host, each.ranks) for each in chosen], [each.ranks for each in chosen]

@@ -71,7 +71,8 @@ class Decided:
     way: TrainingWay
     threads: tuple[int, ...]
     visible_gpus: tuple[tuple[int, ...] | None, ...]  # numbers within CUDA_VISIBLE_DEVICES; None: as it is
-    room: MemoryLimit = NOWHERE
+    asked: Recipe | None = None  # with what ways were to decide; None: nothing is trained
+    where: RunTarget | None = None  # that they were compared on
     candidates: tuple[Candidate, ...] = ()  # ways that were compared
     refused: UsageError | None = None  # it does not fit
     would_fit: tuple[str, ...] = ()  # the smallest changes with which it does
@@ -80,6 +81,11 @@ class Decided:
     reach: int = 0  # hosts that there are like them
     plan: Plan | None = None  # None: nothing is trained
     orders: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # what each host is to start
+
+    @property
+    def room(self) -> MemoryLimit:
+        """What a rank may use."""
+        return self.where.room if self.where else NOWHERE
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -120,7 +126,7 @@ def decide(
     device, slots = device_and_slots(recipe, inputs.inventory, facts, one_machine, decisions)
     world_size = sum(slots)
     # What trains nothing has neither: the values below are shown nowhere.
-    precision, refused, machines, room = "fp32", None, None, NOWHERE
+    precision, refused, asked, where = "fp32", None, None, None
     way, candidates, would_fit = TrainingWay(recipe, Batch(1, 1, world_size)), list[Candidate](), list[str]()
     if recipe.trains:
         gpus = gpus_of(facts, hosts, slots, shared=one_machine)
@@ -139,6 +145,7 @@ def decide(
         machines = model.on(slots, device, precision) if model else None
         calibration = model.calibration if model else Calibration()
         where = RunTarget(precision, device, slots, room, machines, calibration, tracer, inputs.surveyed)
+        asked = recipe
         way, candidates, refused, would_fit = _choose(recipe, where, decisions)
         check_cuda_graphs(way.recipe, way.batch)
         if isinstance(recipe.batch.split, list):
@@ -169,11 +176,12 @@ def decide(
         way,
         tuple(threads),
         tuple(visible),
-        room,
+        asked,
+        where,
         tuple(candidates),
         refused,
         tuple(would_fit),
-        machines=machines,
+        machines=where.machines if where else None,
     )
 
 
@@ -191,7 +199,7 @@ def _choose(recipe: Recipe, where: RunTarget, decisions: list[Decision]) -> Choi
     elif chosen.setting is not None and chosen.lacks is not None and where.room.device is not None:
         name = recipe.model.name or "the model"
         if not recipe.force:
-            would_fit = remedies(chosen.setting, where.room, name, open_choices(chosen.recipe, where.tracer))
+            would_fit = remedies(chosen.setting, where.room, name, open_choices(chosen.recipe, where))
         refused = refusal(chosen.setting, where.room, name, would_fit)
         decisions.append(Decision("force", True, f"although {refused.what}"))
     for field_, value in chosen.changes.items():

@@ -39,6 +39,9 @@ class MemoryPlan(Part):
         description="where the activations are from: traced, or closed form; not counted: the sums lack them"
     )
     moment: str = Field(description="when the peak is")
+    samples: str | None = Field(
+        None, description="how long the samples are that it is for, and by what; None: all are of one length"
+    )
     lacking: str | None = Field(
         description="device or host, where there is too little; None: it fits, as far as it is counted"
     )
@@ -99,10 +102,13 @@ class TrainingPlan(Part):
 
 
 class ScalingPoint(Part):
-    """The same job on another number of hosts."""
+    """The same job on a number of hosts, at its best there with what the recipe leaves open."""
 
     hosts: int
     ranks: int
+    changes: dict[str, str] = Field(
+        default_factory=dict, description="of what the recipe leaves open, what is not as on the chosen hosts"
+    )
     step: float = Field(description="seconds")
     samples_per_second: float
     efficiency: float = Field(description="samples/s per host, over those of the fewest hosts")

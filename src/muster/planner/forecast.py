@@ -4,12 +4,12 @@ person wants. Pure."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from muster.core import families, float8
-from muster.core.batch import resolve_batch
+from muster.core.batch import check_groups
 from muster.core.errors import RecipeError, UsageError
 from muster.core.flops import training
 from muster.core.hardware.devices import CPU
@@ -17,7 +17,7 @@ from muster.core.hardware.links import between_hosts
 from muster.core.hardware.machines import Machines
 from muster.core.recipe import Recipe
 from muster.core.units import format_seconds
-from muster.planner.decide import Decided
+from muster.planner.decide import Decided, check_cuda_graphs
 from muster.planner.document import MemoryPlan, ScalingPoint, TimePlan
 from muster.planner.machines import UnlikeHosts, UserFigures
 from muster.planner.memory.fit import (
@@ -26,8 +26,6 @@ from muster.planner.memory.fit import (
     Need,
     Setting,
     lacking,
-    largest_micro,
-    may_run,
 )
 from muster.planner.predict import case_of, shape_of_batch, with_others
 from muster.planner.time.steptime import (
@@ -40,6 +38,7 @@ from muster.planner.time.steptime import (
     link_key,
     predict,
 )
+from muster.planner.ways import TrainingWay, best, ways
 
 PARTS = ("compute", "communication", "optimizer", "transfer", "overhead")  # of a step
 MOST_POINTS = 12  # of a scaling curve
@@ -88,8 +87,10 @@ def point(case: StepCase, length: Length, calibration: Calibration | None = None
     return Point(case, step, whole, total, cost)
 
 
-def memory_plan(setting: Setting, room: MemoryLimit, needed: Need) -> MemoryPlan:
-    """Return a rank's memory, and whether it fits."""
+def memory_plan(
+    setting: Setting, room: MemoryLimit, needed: Need, samples: str | None = None
+) -> MemoryPlan:
+    """Return a rank's memory, and whether it fits. `samples`: how long they are, where they differ."""
     short = lacking(setting, room, needed)
     return MemoryPlan(
         device=needed.device,
@@ -101,6 +102,7 @@ def memory_plan(setting: Setting, room: MemoryLimit, needed: Need) -> MemoryPlan
         margin=MARGIN,
         basis=needed.basis,
         moment=needed.moment,
+        samples=samples,
         lacking=short.place if short is not None and short.refused else None,
     )
 
@@ -117,10 +119,15 @@ def predictions(
     setting, needed = decided.setting, decided.way.needed
     if setting is None or needed is None:
         return {}, []
+    how = None
+    if decided.recipe.padding_varies and decided.where is not None:
+        counted = decided.where.shortened(decided.recipe) is not decided.recipe
+        why = "the longest of the data" if counted else "as long as the recipe lets one be"
+        how = f"{setting.lengths.all:,} tokens, {why}"
     made = {
         "parameters": setting.parameters,
         "trainable": setting.trainable,
-        "memory": memory_plan(setting, decided.room, needed),
+        "memory": memory_plan(setting, decided.room, needed, how),
     }
     machines = decided.machines
     try:
@@ -145,8 +152,7 @@ def _timed(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of a Plan about time. Raises UsageError where a figure that the time rests on is
     neither stated nor measured."""
-    recipe, setting, once = decided.recipe, decided.setting, figures.tokens is not None
-    assert setting is not None
+    recipe, once = decided.recipe, figures.tokens is not None
     per_epoch = None if samples is None or once else math.ceil(samples / case.batch)
     epochs = 1.0 if once else recipe.train.epochs
     if recipe.train.max_steps is not None and not once:  # the same samples on any number of hosts
@@ -156,15 +162,18 @@ def _timed(
     now = point(case, length, calibration)
     hosts = case.machines.hosts
     counts = sorted({*host_counts(decided.reach or hosts), hosts})
-    cases = [on_hosts(recipe, setting, case.machines, decided.room, n, fewer) for n in counts]
-    points = [point(each, length, calibration) for each in cases if each is not None]
+    tried = [each for n in counts if (each := on_hosts(decided, case.machines, n, fewer))]
+    points = [point(each, length, calibration) for _, each in tried]
     # A sentence about the hosts that are used; of one alone, why the others are not.
     compared = [each for each in points if each.hosts <= hosts] if hosts > 1 else points
     counted = samples is not None
     fastest = max(points, key=lambda each: (each.step.samples_per_second, -each.hosts), default=None)
     made = {
         "time": _time_plan(decided, now, calibration, per_epoch, counted=counted, fewer=fewer),
-        "scaling": [_scaling(each, points[0], counted=counted) for each in points],
+        "scaling": [
+            _scaling(each, points[0], _changes(way, decided.way), counted=counted)
+            for each, (way, _) in zip(points, tried, strict=True)
+        ],
         "fastest_hosts": fastest.hosts if fastest else None,
         "sentence": sentence(compared, length, calibration) if counted and compared else None,
     }
@@ -198,47 +207,28 @@ def _undrawn(setting: Setting, machines: Machines | None) -> str:
     return f"time not planned: answers are drawn token by token{least}"
 
 
-def global_given(recipe: Recipe) -> bool:
-    """Return whether the recipe gives the size of a global batch."""
-    return recipe.batch.global_ is not None or recipe.batch.tokens is not None
-
-
 def on_hosts(
-    recipe: Recipe,
-    setting: Setting,
-    machines: Machines,
-    room: MemoryLimit,
-    hosts: int,
-    fewer: UnlikeHosts | None = None,
-) -> StepCase | None:
-    """Return the job on another number of hosts; None: it does not fit or work there. The global batch stays
-    where the recipe gives it, else micro-batch and accumulation do."""
+    decided: Decided, machines: Machines, hosts: int, fewer: UnlikeHosts | None = None
+) -> tuple[TrainingWay, StepCase] | None:
+    """Return the job on a number of hosts, on another one at its best there; None: it does not fit or work.
+    The global batch stays where the recipe gives it, else a rank's samples of a step do."""
+    asked, where, way = decided.asked, decided.where, decided.way
     those = fewer.fastest(hosts) if fewer is not None and hosts < machines.hosts else machines.on(hosts)
-    if those is None:
+    if those is None or asked is None or where is None:
         return None
-    there = on_ranks(recipe, setting, those.ranks, room)
-    return None if there is None else case_of(there, those)
-
-
-def on_ranks(recipe: Recipe, setting: Setting, ranks: int, room: MemoryLimit) -> Setting | None:
-    """Return the job on another number of ranks; None as for `on_hosts`."""
-    now = setting.spread
-    there = setting.spreading(ranks=ranks)
-    if there.spread.grouped and ranks % now.group:
-        return None
-    if setting.share < 1 and ranks != now.ranks:  # shares are given rank by rank
-        return None
-    if global_given(recipe) and ranks != now.ranks:
-        largest = setting.micro
-        if recipe.batch.micro is None:  # fewer hosts may have to hold more each
-            largest = max(1, largest_micro(there, room, largest))
-        samples = setting.micro * now.micro_steps * now.ranks
+    if hosts != machines.hosts:
+        slots = [*those.slots, *[those.per_host] * hosts][:hosts]
         try:
-            batch = resolve_batch(None, None, samples, world_size=ranks, largest=largest)
+            way, _ = best(ways(asked, replace(where, slots=slots, machines=those)))
+            check_cuda_graphs(way.recipe, way.batch)
+            check_groups(way.setting.spread.group if way.setting else 0, those.ranks)
         except RecipeError:
             return None
-        there = replace(there, micro=batch.micro).spreading(micro_steps=batch.accumulation)
-    return there if may_run(there, room) else None
+        if way.setting is not None and way.setting.share < 1:  # shares are given rank by rank
+            return None
+    refused = way.setting is None or (way.lacks is not None and way.lacks.refused)
+    case = None if way.setting is None or refused else case_of(way.setting, those)
+    return None if case is None else (way, case)
 
 
 def host_counts(hosts: int) -> list[int]:
@@ -267,8 +257,7 @@ def _time_plan(
         assumed.append(
             "steps are for the longest samples; with dynamic padding they are shorter"
             if setting.mean_tokens is None
-            else f"steps are for samples of {setting.tokens:.0f} tokens, the mean with padding; the memory "
-            f"is for {setting.lengths.all}, as long as the recipe lets a sample be"
+            else f"steps are for samples of {setting.tokens:.0f} tokens, the mean with padding"
         )
     watts = device.watts if counted and fewer is None else None
     tokens = step.samples_per_second * setting.tokens if decided.recipe.tokenized else None
@@ -309,11 +298,18 @@ def _needed(setting: Setting) -> float | None:
     return whole * setting.padded
 
 
-def _scaling(each: Point, fewest: Point, *, counted: bool) -> ScalingPoint:
+def _changes(way: TrainingWay, chosen: TrainingWay) -> dict[str, str]:
+    """Return the settings with which a way differs from the chosen one, as overrides."""
+    other, own = ({**each.changes, "batch.micro": str(each.batch.micro)} for each in (chosen, way))
+    return {key: value for key, value in own.items() if other.get(key) != value}
+
+
+def _scaling(each: Point, fewest: Point, changes: Mapping[str, str], *, counted: bool) -> ScalingPoint:
     speed = each.step.samples_per_second
     return ScalingPoint(
         hosts=each.hosts,
         ranks=each.case.machines.ranks,
+        changes=dict(changes),
         step=each.step.seconds,
         samples_per_second=speed,
         efficiency=speed / each.hosts / (fewest.step.samples_per_second / fewest.hosts),

@@ -134,6 +134,7 @@ def hosts_first(inputs: Inputs, asking: Callable[[Inputs], Facts]) -> tuple[Inpu
     inputs, chosen = first_hosts(inputs)
     if inputs.recipe.launch.hosts != AUTO:
         return inputs, chosen
+    inputs = replace(inputs, surveyed=survey_of(inputs))
     model = machine_model(inputs, asking(inputs), UserFigures(), _calibration([]))
     decided = settle(inputs, model, None)
     if _worth_tracing(decided):
@@ -151,6 +152,7 @@ def plan_first(inputs: Inputs, facts: Facts, chosen: Chosen | None = None) -> De
     if not inputs.recipe.trains:
         return _with_hosts(decide(inputs, facts), chosen)
     notes: list[str] = []
+    inputs = replace(inputs, surveyed=inputs.surveyed or survey_of(inputs))
     model = machine_model(inputs, facts, UserFigures(), _calibration(notes))
     traces = tracer if _worth_tracing(settle(inputs, model, None)) else None
     decided = _attempt(inputs, model, UserFigures(), traces, chosen, notes=notes)
@@ -230,7 +232,9 @@ def _attempt(
 ) -> Decided:
     """Decide everything, with a plan, whether it fits or not. `chosen`: the hosts, where that was done
     before; `words`: a name for the machines; `notes`: the last ones of the plan."""
-    survey = survey_of(inputs)
+    survey = inputs.surveyed or survey_of(inputs)
+    if figures.samples not in (None, survey.samples):  # other data than those that are here
+        survey = replace(survey, longest=None)
     inputs = replace(inputs, surveyed=survey)
     failures: list[str] = []
     tracer = once(tracer, failures) if tracer else None
@@ -253,9 +257,8 @@ def _attempt(
     alike = decided.machines is None or len(model.hosts) != len(decided.slots)
     fewer = None if alike else model.fewer(decided.slots, job.device, job.precision)
     predicted, more = predictions(decided, figures, samples, model.calibration, fewer)
-    plan = _plan(
-        inputs, decided, words or inputs.inventory.source, survey, samples, figures.tokens, tracer, predicted
-    )
+    words = words or inputs.inventory.source
+    plan = _plan(inputs, decided, words, survey, samples, figures.tokens, predicted)
     if figures.tokens is None and plan.training is not None:  # tokens are for the time alone
         spec_of(decided.recipe.engine.name).check_length(decided.recipe, plan.training.steps)
     if fewer is not None:
@@ -331,16 +334,18 @@ def _plan(
     survey: Survey,
     samples: int | None,
     tokens: int | None,
-    tracer: Tracer | None,
     predicted: Mapping[str, Any],
 ) -> Plan:
     """Return the plan of what was decided. `samples`: of an epoch; `tokens`: in all, as the user gave them;
     `predicted`: its other fields."""
     recipe, setting, chosen, job = decided.recipe, decided.setting, decided.chosen, decided.job
     memory, roomier = predicted.get("memory"), list[str]()
-    if setting and memory and memory.nearly_full and not memory.lacking and memory.basis != UNCOUNTED:
-        less = replace(decided.room, device=int(NEARLY_FULL / (1 - MARGIN) * memory.device_room))
-        roomier = remedies(setting, less, recipe.model.name or "the model", open_choices(recipe, tracer))
+    where = decided.where
+    if setting and memory and where and memory.nearly_full and not memory.lacking:
+        less = replace(where.room, device=int(NEARLY_FULL / (1 - MARGIN) * memory.device_room))
+        if memory.basis != UNCOUNTED:
+            name = recipe.model.name or "the model"
+            roomier = remedies(setting, less, name, open_choices(recipe, where))
     engine = recipe.engine.name
     if setting:
         group = setting.spread.group if setting.spread.grouped else 0
@@ -351,14 +356,13 @@ def _plan(
     passes = tokens is None and recipe.drawing() is None
     filled = filling_note(training, job.batch) if passes else None
     left = any(d.field == INHERITED and "train.learning_rate=" in d.why for d in inputs.noted)
-    left = left and "learning_rate" not in fixed.train
     rate = None
     if left and setting and recipe.train.learning_rate != "auto":
         rate = rate_note(recipe.train.rate, setting.parameters)
     return Plan(
         model=recipe.model.name,
         training=training,
-        data=list(survey.notes),
+        data=[*survey.notes, *filter(None, [filled])],
         engine=engine,
         precision=job.precision,
         device=job.device,
@@ -373,7 +377,7 @@ def _plan(
         ],
         would_fit=list(decided.would_fit),
         roomier=roomier,
-        notes=[*_notes(decided, memory), *filter(None, [warming, filled, rate])],
+        notes=[*_notes(decided, memory), *filter(None, [warming, rate])],
         **predicted,
     )
 
@@ -441,9 +445,9 @@ def write_plan(decided: Decided, file: Path) -> list[Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, recipe_file(data))
         config = spec_of(recipe.engine.name).config(recipe, job.batch, job.precision)
-        if config is None or recipe.engine.config:  # whose own file it is
-            return [file]
         own_config = file.with_suffix(f".{recipe.engine.name}.json")
+        if config is None or recipe.engine.config == str(own_config.absolute()):
+            return [file]
         write_json(own_config, config)
     except OSError as error:
         raise UsageError(f"cannot be written: {error.strerror}", where=str(file)) from None

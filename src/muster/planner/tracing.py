@@ -89,7 +89,9 @@ def trace(
     """
     if any(importlib.util.find_spec(name) is None for name in NEEDED):
         return None
-    file = (cache or cache_folder()) / f"{_key(request)}.json"
+    asked = json.dumps(asdict(request), sort_keys=True, default=str)
+    key = hashlib.sha256(f"{_makers(request.workload)}{asked}".encode()).hexdigest()[:40]
+    file = (cache or cache_folder()) / f"{key}.json"
     traced = _remembered(file)
     if traced is None:
         if starting is not None:
@@ -127,13 +129,6 @@ def _traced(request: TraceRequest, shell: Shell) -> Trace:
     except (ValueError, KeyError, TypeError, AttributeError):
         last = (err.decode("utf-8", "replace").strip().splitlines() or ["no reason given"])[-1]
         raise JobError(f"the model cannot be traced: {last}") from None
-
-
-def _key(request: TraceRequest) -> str:
-    """Return a digest of all that decides a trace: the request, the libraries and the code that builds
-    models."""
-    asked = json.dumps(asdict(request), sort_keys=True, default=str)
-    return hashlib.sha256(f"{_makers(request.workload)}{asked}".encode()).hexdigest()[:40]
 
 
 @cache

@@ -67,8 +67,8 @@ def filling_note(training: TrainingPlan, batch: Batch) -> str | None:
     if again <= FILLED * samples or steps * batch.global_ < samples:
         return None
     return (
-        f"an epoch's last batch is filled with samples of the same epoch: {samples + again:,} samples in "
-        f"batches of {batch.global_:,}, of {samples:,} different ones"
+        f"an epoch has {counted(samples, 'sample')} in batches of {batch.global_:,}: its last batch is "
+        f"filled with {counted(again, 'sample')} that it trains once more"
     )
 
 

@@ -47,6 +47,21 @@ class RunTarget:
     tracer: Tracer | None = None
     survey: Survey | None = None
 
+    @property
+    def multiple(self) -> int:
+        """Of the lengths to which batches are padded."""
+        return MULTIPLE if self.device == "cuda" else 1
+
+    def shortened(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with samples as long as the longest that there is, where that is known."""
+        longest = self.survey.longest if self.survey is not None and recipe.padding_varies else None
+        return recipe if longest is None else recipe.with_lengths(longest.rounded(self.multiple))
+
+    def trace(self, recipe: Recipe, ranks: int) -> Trace | None:
+        """Return a trace of the recipe's model with its longest samples."""
+        made = self.shortened(recipe)
+        return self.tracer(made, self.precision, self.device, ranks) if self.tracer else None
+
 
 @dataclass(frozen=True)
 class TrainingWay:
@@ -173,9 +188,10 @@ def size(
     """
     decisions: list[Decision] = []
     ranks, room = sum(where.slots), where.room
-    trace = where.tracer(recipe, where.precision, where.device, ranks) if where.tracer else None
+    trace = where.trace(recipe, ranks)
     recipe = _learning_rate(recipe, decisions)
-    setting = setting_of(recipe, config, where.precision, where.device, where.slots, trace)
+    longest = where.shortened(recipe)
+    setting = setting_of(longest, config, where.precision, where.device, where.slots, trace)
     setting = None if setting is None else replace(setting, context=room.context)
     recipe, setting = _creation(recipe, setting, room, decisions)
     batch = _batch(recipe, config, ranks, setting, room, decisions)
@@ -187,14 +203,18 @@ def size(
     setting = setting.spreading(micro_steps=batch.accumulation)
     if recipe.padding_varies and where.survey is not None and where.survey.lengths:
         batches = -(-(where.survey.samples or 0) // batch.global_)
-        multiple = MULTIPLE if where.device == "cuda" else 1
-        setting = replace(setting, mean_tokens=mean_padded(where.survey.lengths, batches, multiple))
+        setting = replace(setting, mean_tokens=mean_padded(where.survey.lengths, batches, where.multiple))
     step = predict(setting, where.machines, where.calibration)
     needed = need(setting)
     lacks = lacking(setting, room, needed)
     way = TrainingWay(recipe, batch, setting, changes, decisions, needed, lacks, step)
     if needed is not None and way.fits and room.device is not None:
-        decisions.append(_about_need(needed, room.device))
+        total = sum(needed.device.values())
+        parts = sorted(needed.device.items(), key=lambda part: -part[1])[:3]
+        words = ", ".join(f"{name} {format_bytes(value)}" for name, value in parts if value > total / 100)
+        how = "estimated" if needed.basis == "closed form" else "activations traced"
+        why = f"{how}, of {format_bytes(room.device)} for each: {words}"
+        decisions.append(Decision("memory of a rank", f"about {format_bytes(total)}", why))
     return replace(way, changes={**changes, "batch.micro": str(most)}) if changes and way.memory else way
 
 
@@ -375,14 +395,14 @@ def _about_tokens(recipe: Recipe, config: Mapping[str, Any] | None, wanted: int,
     return f"; the multiple nearest to {wanted} samples ({asked:,} tokens, {source}): {off:+.1f} %"
 
 
-def open_choices(recipe: Recipe, tracer: Tracer | None) -> OpenChoices:
+def open_choices(recipe: Recipe, where: RunTarget) -> OpenChoices:
     """Return what the recipe, and a user's own DeepSpeed configuration, leave open to remedies."""
 
     def trace(setting: Setting) -> Trace | None:
         spread = setting.spread
         made = recipe.choosing(zero=spread.stage, checkpointing=setting.checkpointing)
         made = made.model_copy(update={"engine": made.engine.model_copy(update={"name": spread.engine})})
-        return tracer(made, setting.precision, spread.device, spread.ranks) if tracer else None
+        return where.trace(made, spread.ranks)
 
     def takes(model: str) -> bool:
         made = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": model})})
@@ -406,13 +426,3 @@ def open_choices(recipe: Recipe, tracer: Tracer | None) -> OpenChoices:
         trace=trace,
         takes=takes,
     )
-
-
-def _about_need(needed: Need, room: int) -> Decision:
-    """Return a decision with what a rank needs, where it fits."""
-    total = sum(needed.device.values())
-    parts = sorted(needed.device.items(), key=lambda part: -part[1])[:3]
-    words = ", ".join(f"{name} {format_bytes(value)}" for name, value in parts if value > total / 100)
-    how = "estimated" if needed.basis == "closed form" else "activations traced"
-    why = f"{how}, of {format_bytes(room)} for each: {words}"
-    return Decision("memory of a rank", f"about {format_bytes(total)}", why)

@@ -73,8 +73,9 @@ def _training(plan: Plan) -> Iterator[Figure]:
 
 def _memory(plan: Plan, memory: MemoryPlan) -> Iterator[Figure]:
     group, device = "Memory of a rank", "Host" if plan.device == "cpu" else "Device"
-    basis = f"activations: {memory.basis}; peak: {memory.moment}"
-    yield Figure(group, "Memory", _verdict(plan, memory), note=basis)
+    basis = [f"activations: {memory.basis}", f"peak: {memory.moment}"]
+    basis += [f"for samples of {memory.samples}"] if memory.samples else []
+    yield Figure(group, "Memory", _verdict(plan, memory), note="; ".join(basis))
     places = [(device, memory.device, memory.device_bytes, memory.device_room)]
     if memory.host:
         places.append(("Host", memory.host, memory.host_bytes, memory.host_room))

@@ -20,6 +20,7 @@ T = TypeVar("T")
 BYTES = 4  # of a token of English text, about: where no tokenizer is here
 COUNTED = 1000  # samples of a data set whose tokens are counted
 CHARACTERS = 4 << 20  # of their texts: counting these takes some seconds
+PRIVATE = "\ue000"  # a character for which no tokenizer has a token
 
 # A space belongs to the lower-case or all-capitals word after it ("employees", "SELECT"). It stands alone
 # before a capitalised word and before a digit: so a value is the same tokens in a question ("in Karburg") and
@@ -66,11 +67,17 @@ def byte_level(
 @dataclass(frozen=True)
 class Counter:
     """Counts the tokens of texts, without those that a tokenizer adds, which are `added` to each, such as its
-    end. `exact`: ranks will count the same."""
+    end, and `ended` to one that needs an end. `exact`: ranks will count the same."""
 
     count: Callable[[Sequence[str]], list[int]]
     exact: bool
     added: int = 1
+    ended: int = 1
+    unknown: Callable[[str], bool] = lambda character: True
+
+    def writes(self, text: str) -> bool:
+        """Return whether it has a token for every character: ranks may add others, and count anew."""
+        return not any(map(self.unknown, sorted(set(text))))
 
 
 def counter(model: Model, texts: Callable[[], Iterable[str]]) -> Counter:
@@ -101,7 +108,15 @@ def counter(model: Model, texts: Callable[[], Iterable[str]]) -> Counter:
     def count(texts: Sequence[str]) -> list[int]:
         return [len(each.ids) for each in made.encode_batch(list(texts), add_special_tokens=False)]
 
-    return Counter(count, exact, made.num_special_tokens_to_add(is_pair=False) if exact else 1)
+    def last(text: str, *, special: bool = False) -> int:
+        return (made.encode(text, add_special_tokens=special).ids or [-1])[-1]
+
+    def unknown(character: str) -> bool:
+        return last(character) == last(PRIVATE)
+
+    added = made.num_special_tokens_to_add(is_pair=False) if exact else 1
+    ends = not exact or last("a", special=True) != last("a")
+    return Counter(count, exact, added, added if ends else added + 1, unknown)
 
 
 def _by_bytes(texts: Sequence[str]) -> list[int]:
@@ -124,6 +139,11 @@ def some_of(samples: Sequence[T], texts: Callable[[T], Iterable[str]]) -> list[T
     some = _draw(samples, COUNTED)
     size = sum(len(text) for each in some for text in texts(each))
     return some if size <= CHARACTERS else _draw(some, max(1, len(some) * CHARACTERS // size))
+
+
+def all_of(samples: Sequence[T], texts: Callable[[T], Iterable[str]]) -> Sequence[T]:
+    """Return all samples where their texts have at most CHARACTERS, else none."""
+    return samples if sum(len(text) for each in samples for text in texts(each)) <= CHARACTERS else ()
 
 
 def _draw(samples: Sequence[T], most: int) -> list[T]:

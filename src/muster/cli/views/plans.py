@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -53,13 +55,16 @@ def _candidates(console: Console, plan: Plan) -> None:
     for name in ("", "memory", "samples/s", ""):
         made.add_column(name, justify="right" if name else "left")
     for each in sorted(plan.candidates, key=lambda each: (not each.fits, -(each.samples_per_second or 0))):
-        words = " ".join(f"{SHORT.get(key, key)}={value}" for key, value in each.changes.items())
         speed = format_number(each.samples_per_second) if each.samples_per_second else ""
         style = "bold green" if each.chosen else "" if each.fits else "dim"
         memory = format_bytes(each.memory) if each.memory else ""
-        made.add_row(words, memory, speed, each.why, style=style)
+        made.add_row(_words(each.changes), memory, speed, each.why, style=style)
     console.print()
     console.print(made)
+
+
+def _words(changes: Mapping[str, str]) -> str:
+    return " ".join(f"{SHORT.get(key, key)}={value}" for key, value in changes.items())
 
 
 def _scaling(console: Console, plan: Plan) -> None:
@@ -73,7 +78,9 @@ def _scaling(console: Console, plan: Plan) -> None:
         ">total",
         *((">cost",) if priced else ()),
     )
-    made = table(*heads, padding=(0, 2), title="Other numbers of hosts, settings as above")
+    others = [each for each in plan.scaling if each.changes]
+    how = "each with its best settings" if others else "settings as above"
+    made = table(*heads, padding=(0, 2), title=f"Other numbers of hosts, {how}")
     for each in plan.scaling:
         row = [
             str(each.hosts),
@@ -88,5 +95,7 @@ def _scaling(console: Console, plan: Plan) -> None:
         made.add_row(*row, *cost, style=style)
     console.print()
     console.print(made)
+    for each in others:
+        console.print(f"  {counted(each.hosts, 'host')}: {_words(each.changes)}")
     if plan.fastest_hosts is not None and plan.fastest_hosts < plan.scaling[-1].hosts:
         console.print(f"  most samples/s on {counted(plan.fastest_hosts, 'host')}")

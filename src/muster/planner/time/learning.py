@@ -289,7 +289,12 @@ def at_mean_lengths(recipe: Recipe, result: Result) -> Recipe:
     speed = result.throughput
     if speed is None or not recipe.padding_varies:
         return recipe
-    return recipe.with_tokens(speed.padded_tokens_per_second / speed.samples_per_second)
+    longest = recipe.lengths(None)  # whatever it is: both are shortened by the same share
+    if longest is None:
+        return recipe
+    share = speed.padded_tokens_per_second / speed.samples_per_second / longest.all
+    tokens, target = (round(share * each) for each in (longest.tokens, longest.target))
+    return recipe.with_lengths(replace(longest, tokens=tokens, target=target))
 
 
 def as_counted(case: StepCase, result: Result) -> StepCase | None:

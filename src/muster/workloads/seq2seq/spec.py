@@ -36,7 +36,7 @@ from muster.store.records import (
     unread_note,
     unused_note,
 )
-from muster.store.tokens import counter, some_of, too_long
+from muster.store.tokens import all_of, counter, some_of, too_long
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -170,7 +170,8 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         """Read the pairs as ranks will have them. Raises DataError."""
         read = load_rows(self.data, self.train.seed, path)
         some = some_of(read.train, lambda row: (row.input, row.target))
-        return Survey(len(read.train), (*read.notes, *read.skipped.notes), tuple(some))
+        whole = all_of([*read.train, *read.held_out], lambda row: (row.input, row.target))
+        return Survey(len(read.train), (*read.notes, *read.skipped.notes), tuple(some), whole=tuple(whole))
 
     def describe_data(self, path: Path) -> str:
         """Name the files, and the fields that are read."""
@@ -193,23 +194,27 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
 
     def _counted(self, read: Survey) -> Survey:
         """Return the survey with the lengths of its samples, and notes on inputs and targets that are cut."""
-        data, some = self.data, read.some
+        data, some, whole = self.data, read.some, read.whole
         inputs, targets = [data.prefix + row.input for row in some], [row.target for row in some]
         counted = counter(self.model, lambda: [*inputs, *targets])
-        notes, parts = list(read.notes), []
-        with_end = max(1, counted.added)
-        for what, texts, key, more in (
-            ("inputs", inputs, "max_source", counted.added), ("targets", targets, "max_target", with_end),
-        ):  # fmt: skip
+        notes, parts, longest = list(read.notes), [], list[int]()
+        exact = counted.exact and counted.writes("".join(row.target for row in whole))
+        for what, texts, every, key, more in (
+            ("inputs", inputs, (data.prefix + row.input for row in whole), "max_source", counted.added),
+            ("targets", targets, (row.target for row in whole), "max_target", counted.ended),
+        ):
             limit = getattr(data, key)
             lengths = [number + more for number in counted.count(texts)]
             parts.append([min(length, limit) for length in lengths])
+            if whole and exact:
+                longest.append(min(limit, more + max(counted.count(list(every)))))
             if excess := too_long(lengths, read.samples or 0, limit, exact=counted.exact):
                 notes.append(
                     f"{excess[0]} {what} are longer than data.{key}={limit} tokens and lose their end; the "
                     f"longest has {excess[1]:,}"
                 )
-        return replace(read, notes=tuple(notes), lengths=tuple(zip(*parts, strict=True)))
+        most = Lengths(*longest) if longest else None
+        return replace(read, notes=tuple(notes), lengths=tuple(zip(*parts, strict=True)), longest=most)
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths:
         """Return the recipe's limits of inputs and targets."""
@@ -225,12 +230,11 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
         """With data.padding=dynamic."""
         return self.data.padding == "dynamic"
 
-    def with_tokens(self, tokens: float) -> Self:
-        """Shorten inputs and targets alike."""
-        data = self.data
-        share = tokens / (data.max_source + data.max_target)
-        lengths = {name: max(1, round(share * getattr(data, name))) for name in ("max_source", "max_target")}
-        return self.model_copy(update={"data": data.model_copy(update={**lengths, "padding": "fixed"})})
+    def with_lengths(self, lengths: Lengths) -> Self:
+        """Limit inputs and targets to so many tokens."""
+        tokens, target = (max(1, each) for each in (lengths.tokens, lengths.target))
+        update = {"max_source": tokens, "max_target": target, "padding": "fixed"}
+        return self.model_copy(update={"data": self.data.model_copy(update=update)})
 
     def example(self, question: str | None) -> tuple[str, int]:
         """Put the prefix that the model has learned before a question."""
