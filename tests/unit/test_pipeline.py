@@ -162,6 +162,13 @@ def test_changes_of_one_step_and_of_all(tmp_path: Path) -> None:
     assert [recipes[name].train.max_steps for name in ("sft", "rl")] == [7, 7]
     assert {recipe.launch.port for recipe in recipes.values()} == {9}
     assert recipes["rl"].model.tokenizer == "{sft}"
+    # A step's own takes the place of what is for all, whatever the order.
+    for words in (["data.path=a", "rl:data.name=b"], ["rl:data.name=b", "data.path=a"]):
+        recipes = read_steps(path, words).recipes
+        assert [(Path(each.data.path or "").name, each.data.name) for name, each in recipes.items() if name != "net"] == [
+            ("a", None),
+            ("", "b"),
+        ]
 
 
 @pytest.mark.parametrize(

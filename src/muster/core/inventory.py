@@ -96,14 +96,14 @@ def read_inventory(text: str, *, waits: bool = False) -> Inventory:
             hint="give --hosts host1,host2:8, --hosts local:2, or the path of a host file",
         )
     named = _FILE.fullmatch(text.lower()) or _FILE.fullmatch(text.lower().removesuffix("s"))
-    there = os.path.isfile(text) or os.path.isdir(text)  # noqa: PTH112, PTH113 - never raise
+    # A folder of a host's name is not meant. Both of os.path never raise, however long the text is.
+    there = os.path.isfile(text) or (named is not None and os.path.isdir(text))  # noqa: PTH112, PTH113
     if not text.startswith("slurm:") and "," not in text and ("/" in text or there):
         try:
             content = Path(text).read_text(encoding="utf-8")
         except IsADirectoryError:
             inside = sorted(each for each in Path(text).iterdir() if each.is_file())[:1]
             hint = f"one of its files, such as {inside[0]}" if inside else "a file of lines: `node1 slots=8`"
-            hint += "" if "/" in text else f"; a host of this name: {text}:SLOTS"
             raise InventoryError("is a folder, not a host file", where=text, hint=hint) from None
         except FileNotFoundError:
             raise InventoryError(

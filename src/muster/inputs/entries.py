@@ -167,7 +167,8 @@ def recipes_of(
         own = read_layers(each.recipe) if isinstance(each.recipe, str) else each.recipe
         before = _model_before(each, {**merged, each.name: own})
         merged[each.name] = lay_over(lay_over(own, [before]), [each.set])
-    changes: dict[str, list[dict[str, Any]]] = {name: [] for name in merged}
+    for_all: dict[str, list[dict[str, Any]]] = {name: [] for name in merged}
+    for_one: dict[str, list[dict[str, Any]]] = {name: [] for name in merged}
     for override in overrides:
         name, rest = _addressed(override, list(merged), marks, one)
         key, _, value = rest.partition("=")
@@ -177,10 +178,12 @@ def recipes_of(
         names = [name] if name else [name for name in merged if means_something(change, merged[name])]
         if not names:
             raise RecipeError(f"means nothing to any {one}", where=override)
-        for name in names:
-            changes[name].append(change)
+        for one_of in names:
+            (for_one if name else for_all)[one_of].append(change)
     recipes = {
-        each.name: validate(lay_over(merged[each.name], changes[each.name]), where=each.label)
+        each.name: validate(
+            lay_over(lay_over(merged[each.name], for_all[each.name]), for_one[each.name]), where=each.label
+        )
         for each in ordered
     }
     _check_models(ordered, recipes)
