@@ -28,6 +28,7 @@ from muster.judging import (
     judge_state,
     localise,
 )
+from muster.judging.course import LEAST
 from muster.judging.grouping import PRESUMED, SIZED, by_job, notes_of
 from muster.judging.readings import smallest
 from muster.judging.stalls import usual_paces
@@ -46,7 +47,11 @@ OF_OTHER_LENGTH = (
     "its rate is that of a whole run, start-up and all, and of another number of steps than most: compared "
     "only with runs of as many"
 )
-LENGTHS = "the rates of its jobs have start-up in them, and no other hosts made as many steps in a run"
+OF_OTHER_COURSE = (
+    "the steps of its work change as it runs, and it made another number of them than most: compared only "
+    "with jobs of as many"
+)
+LENGTHS = "the rates of its jobs depend on how many steps they made, and no other hosts made as many in a run"
 SILENT = "the logs of its jobs have neither step times nor a failure"
 
 
@@ -156,7 +161,7 @@ def _measured_alike(logs: Sequence[JobLog]) -> list[JobLog]:
     """Return the jobs of a work by the same measure: by the tool's own figures, where it has step times of
     less than half of them. A slow job can be long enough for these where its peers are not. Such a figure
     has start-up in it, which weighs the more the fewer steps there were: of another number of steps than is
-    usual, as after a resume, it is of another work."""
+    usual, as after a resume, it is of another work. So is a job of steps that grow as it runs."""
     kinds: dict[tuple[object, ...], list[int]] = {}
     for index, log in enumerate(logs):
         if log.reported and log.outcome.good:
@@ -168,14 +173,31 @@ def _measured_alike(logs: Sequence[JobLog]) -> list[JobLog]:
             for index in members:
                 alike[index] = replace(logs[index], measured=None)
         whole = [index for index in members if alike[index].measured is None and logs[index].steps]
-        usual = statistics.median([logs[index].steps or 0 for index in whole] or [0])
-        for index in whole:
-            steps = logs[index].steps or 0
-            if abs(steps - usual) > SIZED * usual:
-                settings = f"{logs[index].settings}; {steps} steps"
-                notes = (*logs[index].notes, OF_OTHER_LENGTH)
-                alike[index] = replace(alike[index], settings=settings, notes=notes)
+        for index in _of_other_length(logs, whole):
+            alike[index] = _as_long_as_it(alike[index], OF_OTHER_LENGTH)
+    courses: dict[tuple[object, ...], list[int]] = {}
+    for index, log in enumerate(alike):
+        if log.outcome.good and log.steps and log.measured and log.measured.halves:
+            courses.setdefault((work_of(log), len(log.hosts)), []).append(index)
+    for members in courses.values():
+        halves = [each.halves for index in members if (each := alike[index].measured) and each.halves]
+        grows = statistics.median([abs(math.log(second / first)) for first, second in halves]) > LEAST
+        others = _of_other_length(alike, members) if grows else []
+        if 2 * len(others) < len(members):
+            for index in others:
+                alike[index] = _as_long_as_it(alike[index], OF_OTHER_COURSE)
     return alike
+
+
+def _of_other_length(logs: Sequence[JobLog], members: Sequence[int]) -> list[int]:
+    """Return those of another number of steps than is usual for them."""
+    usual = statistics.median([logs[index].steps or 0 for index in members] or [0])
+    return [index for index in members if abs((logs[index].steps or 0) - usual) > SIZED * usual]
+
+
+def _as_long_as_it(log: JobLog, note: str) -> JobLog:
+    """Return the job as of a work of its own, of so many steps."""
+    return replace(log, settings=f"{log.settings}; {log.steps} steps", notes=(*log.notes, note))
 
 
 def _with_errors(jobs: Sequence[_Job]) -> list[_Job]:
@@ -237,7 +259,7 @@ def _silent(jobs: Sequence[_Job], shared: SharedEnds, verdict: Judgement) -> dic
     lengths = dict.fromkeys(observed, True)
     for job in jobs:
         for host in job.log.hosts if job.observation else ():
-            lengths[host] = lengths[host] and OF_OTHER_LENGTH in job.log.notes
+            lengths[host] &= not {OF_OTHER_LENGTH, OF_OTHER_COURSE}.isdisjoint(job.log.notes)
     reasons |= {
         each.host: LENGTHS
         for each in verdict.hosts
