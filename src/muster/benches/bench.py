@@ -125,7 +125,8 @@ class Jobs:
                             child.stop(wish.stop)
                     elif self._start():
                         continue  # what waited for a job that cannot be started may start
-                    if not self.children and (wish.stop or not self._due()):
+                    waits = self.lingering and self._open()  # for hosts on which agents may still be
+                    if not self.children and (wish.stop or not waits):
                         return wish.stop or (given if self._open() and self.minutes < math.inf else None)
                     self._listen()
                     self._cut_late()
@@ -208,10 +209,6 @@ class Jobs:
         self.done[task.id] = record
         self.spectator.ended(task, record)
 
-    def _due(self) -> bool:
-        """Return whether a job waits for hosts on which agents may still be."""
-        return bool(self.lingering) and self._open()
-
     def _child(self, task: Task, run: RunFolder) -> Child | None:
         """Start a job's process. None: it cannot be started, for example for want of processes here. That
         concerns this job alone; where files of the bench cannot be written, the bench ends: JobError."""
@@ -235,8 +232,9 @@ class Jobs:
     def _models(self, task: Task, recipe: Recipe) -> list[str]:
         """Return the models of the jobs that a job follows, as changes of its recipe. Raises RunFolderError
         where one is no longer as it was saved."""
+        entries = {each.id: each.entry for each in self.tasks}
         runs = {
-            self._entry(job): RunFolder(self.folder.path / self.done[job].run)
+            entries[job]: RunFolder(self.folder.path / self.done[job].run)
             for job in task.after
             if job in self.done
         }
@@ -244,9 +242,6 @@ class Jobs:
         for _, run in taken:
             check_model(run)
         return [f"{where}={json.dumps(str(run.model))}" for where, run in taken]
-
-    def _entry(self, job: str) -> str:
-        return next(task.entry for task in self.tasks if task.id == job)
 
     def _leave(self) -> None:
         """End everything: nothing of the bench may stay behind. Jobs still run after an error alone; they are

@@ -20,6 +20,8 @@ from muster.store import events
 
 UNRESOLVED = "dns_unresolved"
 _ADDRESSES = re.compile(r"addresses of \((\S+), \d+\)")
+# What a host's rank printed, some lines at a time; None: what its command itself printed.
+Words = Callable[[str, int | None], Iterable[Sequence[str]]]
 _ACCOUNT = re.compile(r"exitcode +: (-?\d+)")  # torchrun's, of a rank
 
 if TYPE_CHECKING:
@@ -114,7 +116,7 @@ def judge_outcome(
 
 
 def judge_command(
-    outcome: Outcome, words: Callable[[str, int | None], Iterable[Sequence[str]]], places: Sequence[Placement]
+    outcome: Outcome, words: Words, places: Sequence[Placement]
 ) -> tuple[RunEnd, Failure | None]:
     """Return how a user's command ended: succeeded where it ended with exit code 0 on all hosts. `words`:
     what a host's rank printed, some lines at a time; None: what its command itself printed.
@@ -176,7 +178,7 @@ def judge_command(
 
 
 def unresolved(
-    words: Callable[[str, int | None], Iterable[Sequence[str]]], places: Sequence[Placement]
+    words: Words, places: Sequence[Placement]
 ) -> Failure | None:
     """Return the failure of a rank that kept asking for a name that its host cannot resolve; None: there is
     none."""
@@ -197,7 +199,7 @@ def unresolved(
 
 
 def _killed_before(
-    outcome: Outcome, words: Callable[[str, int | None], Iterable[Sequence[str]]]
+    outcome: Outcome, words: Words
 ) -> tuple[Sign, str, int | None] | None:
     """Return what torchrun reports of a killed rank on a host that was stopped. torchrun is slow to report:
     the host of a rank that only lost the killed one may have failed first. A signal that stops a host ends
@@ -211,7 +213,7 @@ def _killed_before(
 
 def _raised_before(
     outcome: Outcome,
-    words: Callable[[str, int | None], Iterable[Sequence[str]]],
+    words: Words,
     places: Mapping[str, Placement],
 ) -> tuple[Sign, str, int | None] | None:
     """Return the exception of a rank on a host that was stopped: gloo ends the rank that lost it by SIGABRT,
@@ -232,7 +234,7 @@ def _is_echo(sign: Sign) -> bool:
 
 def _with_last_words(
     failure: Failure,
-    words: Callable[[str, int | None], Iterable[Sequence[str]]],
+    words: Words,
     place: Placement,
     first: int | None = None,
 ) -> Failure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import compress
@@ -21,7 +21,7 @@ from muster.core.units import counted
 from muster.failures.collectives import merged
 from muster.failures.signs import Sign, has_bare_exception, is_exception, order, shortened
 from muster.failures.table import Blame, KnownFailure, Phase, Retry, Weight, find, known_failures
-from muster.fleet.cause import LAST_WORDS
+from muster.fleet.cause import LAST_WORDS, Words
 from muster.readers._feed import sign_of
 from muster.readers._paths import place_of
 from muster.readers._read import LATE, read_blocks, without_harmless
@@ -620,9 +620,7 @@ def _attempt_of(path: Path) -> Iterator[Sequence[str]]:
             yield from blocks(raw, first)
 
 
-def with_evidence(
-    failure: Failure, run: RunFolder, words: Callable[[str, int | None], Iterable[Sequence[str]]]
-) -> Failure:
+def with_evidence(failure: Failure, run: RunFolder, words: Words) -> Failure:
     """Return the failure with the line of its rank's or host's log that says the same. `words`: returns what
     that one printed."""
     if failure.evidence is not None or failure.host is None:

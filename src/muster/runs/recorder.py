@@ -187,7 +187,7 @@ class Recorder:
         self._beside: str | None = None  # the first host that is this machine
         self._spent = 0.0  # processor seconds of this process that were told
         if self.board.writer is None and NO_BOARD not in self.folded.noted:
-            self.record(events.Noted(time=time.time(), text=NO_BOARD))
+            self.note(NO_BOARD)
 
     def __enter__(self) -> Recorder:
         return self
@@ -211,6 +211,10 @@ class Recorder:
             self.watch = lambda event: None
         if self.stragglers is not None and (pace := self.stragglers.add(event)) is not None:
             self._paced(pace)
+
+    def note(self, text: str) -> None:
+        """Record a note of the controller's."""
+        self.record(events.Noted(time=time.time(), attempt=self.attempt, text=text))
 
     def _paced(self, pace: Pace) -> None:
         step = self.stragglers.steps if self.stragglers else None

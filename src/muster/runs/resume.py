@@ -59,7 +59,7 @@ def resume(
         with run.claim(own) as claim:  # before any host is asked: two resumes at once must not both start
             job = run.read_json(run.job)
             inputs = inputs or _inputs(run, job, hosts, leave)
-            attempt = Attempt(int(job["attempt"]) + 1, resume=True, wanted=replace(wanted, avoid=avoid))
+            attempt = Attempt(int(job["attempt"]) + 1, replace(wanted, avoid=avoid))
             result = train(
                 inputs, run, attempt=attempt, claim=claim, watch=watch, announce=announce, shell=shell
             )

@@ -73,8 +73,12 @@ class Attempt:
     """A run's first attempt, or one that continues from a checkpoint."""
 
     number: int = 1
-    resume: bool = False
     wanted: WantedCheckpoint = field(default_factory=WantedCheckpoint)
+
+    @property
+    def resume(self) -> bool:
+        """Whether it continues."""
+        return self.number > 1
 
 
 def train(
@@ -274,7 +278,7 @@ def _run(
         claim.touch()
         for text in (groups.note(hang.steps), slowdown.note(hang.steps) if slowdown else None):
             if text is not None:
-                recorder.record(events.Noted(time=time.time(), attempt=recorder.attempt, text=text))
+                recorder.note(text)
         recorder.write_logs(FLUSH)
         if wish.stop:
             return wish.stop
@@ -333,9 +337,7 @@ def note_hang(run: RunFolder, hang: Watch, recorder: Recorder) -> Hung:
     with suppress(OSError):
         write_json(run.hang, hang.document())
     recorder.record(events.Hanging(time=time.time(), attempt=recorder.attempt, found=hung))
-    recorder.record(
-        events.Noted(time=time.time(), attempt=recorder.attempt, text=f"{hung.what} ({hang.words()})")
-    )
+    recorder.note(f"{hung.what} ({hang.words()})")
     return hung
 
 
