@@ -41,8 +41,9 @@ from muster.core.inventory import Host
 from muster.core.recipe import Recipe
 from muster.core.state import State
 from muster.core.units import counted, format_seconds
+from muster.fleet import shell
 from muster.fleet.interrupts import interrupts
-from muster.fleet.shell import Shell, more_files
+from muster.fleet.shell import more_files
 from muster.inputs.entries import models_taken
 from muster.judging import Baseline, JobClass, Posterior, Settings, localise, next_wave
 from muster.judging.baseline import FEWEST
@@ -92,7 +93,6 @@ class Jobs:
     inputs: BenchInputs
     tasks: list[Task]
     done: dict[str, JobRecord]
-    shell: Shell
     spectator: BenchWatcher
     grown: Grown
     claim: Claim
@@ -223,7 +223,7 @@ class Jobs:
                 *command(self.folder.recipe(task.entry), hosts, run, task, recipe),
                 *self._models(task, recipe),
             ]
-            return Child(task, self.shell.start(argv), run, log)
+            return Child(task, shell.start(argv), run, log)
         except MusterError as error:
             log.close()
             self.unstarted[task.id] = error
@@ -489,7 +489,6 @@ class BenchIO:
     spectator: BenchWatcher = field(default_factory=BenchWatcher)
     announce: Callable[[str], None] = lambda text: None
     progress: Progress = lambda done, total, unreached: None
-    shell: Shell = field(default_factory=Shell)
     baseline: Path | None = None  # what an earlier bench, or muster judge --json, found normal
     minutes: float = math.inf  # the time given
 
@@ -603,7 +602,6 @@ def _inspection(inputs: BenchInputs, around: BenchIO, claim: Claim) -> Inspectio
         wanted,
         progress=progress,
         announce=around.announce,
-        shell=around.shell,
     )
 
 
@@ -626,7 +624,7 @@ def _jobs(
     if done:
         around.announce(f"{len(done)} jobs are over already")
     jobs = Jobs(
-        folder, inputs, tasks, done, around.shell, around.spectator, growth.grown, claim, around.minutes,
+        folder, inputs, tasks, done, around.spectator, growth.grown, claim, around.minutes,
         begun=begun,
     )  # fmt: skip
     stopped = jobs.run()

@@ -25,11 +25,12 @@ from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.core.result import Failure
 from muster.failures.table import known_failures, why_lost
+from muster.fleet import shell
 from muster.fleet.agents import Fleet
 from muster.fleet.connection import Connection
 from muster.fleet.launchers.base import agent_source
 from muster.fleet.messages import MOST_WORDS, Kernel, ProbeAnswer, of_job
-from muster.fleet.shell import Process, Shell
+from muster.fleet.shell import Process
 from muster.store.tree import Tree
 
 T = TypeVar("T")
@@ -86,13 +87,12 @@ class Supervisor:
         launcher: ModuleType,
         launch: Launch,
         job_id: str,
-        shell: Shell,
         stop: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Prepare the connections. `stop`: returns a reason to end what precedes the start; after it,
         `Listener.tick` is asked."""
-        self.launch, self.launcher, self.shell, self.stop = launch, launcher, shell, stop
-        self.fleet = Fleet(places, launcher, launch, job_id, shell, agent_source(), of_job)
+        self.launch, self.launcher, self.stop = launch, launcher, stop
+        self.fleet = Fleet(places, launcher, launch, job_id, agent_source(), of_job)
         self.links = self.fleet.links
         self.left = False
 
@@ -269,7 +269,7 @@ class Supervisor:
 
     def _silent(self, places: Sequence[Placement]) -> dict[str, str]:
         """Return, by label, the last line that ssh printed for each host on which `true` does not run."""
-        asked = [(place, self.shell.start(self.remote(place, ["true"]))) for place in places[:_AT_MOST]]
+        asked = [(place, shell.start(self.remote(place, ["true"]))) for place in places[:_AT_MOST]]
         limit = time.monotonic() + self.launch.connect_timeout + 2
         answers = {}
         for place, process in asked:

@@ -25,7 +25,6 @@ from muster.core.inventory import Host
 from muster.core.job import place
 from muster.core.units import counted
 from muster.failures.table import id_of, why_lost
-from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.read import Inputs
 from muster.store.tree import Tree, TreeFile, fingerprint
@@ -77,7 +76,6 @@ class HostJobs:
     controller_python: str | None  # that does where there is one of the same path, and none is given
     cache: str
     timeout: float
-    shell: Shell
     progress: Progress
     stop: Callable[[], str | None]
     spent: float = field(default=0.0, init=False)  # seconds of `timeout`
@@ -114,9 +112,7 @@ class HostJobs:
             last = next((line for line in reversed(lines) if line.strip()), last)
 
         try:
-            with Supervisor(
-                places, self.inputs.launcher, launch, job_id, self.shell, self.stop
-            ) as supervisor:
+            with Supervisor(places, self.inputs.launcher, launch, job_id, self.stop) as supervisor:
                 facts = supervisor.greet({label: self._greeting(job_id)})[label]
                 if tree is not None:
                     self.progress(label, f"copying {counted(len(tree.files), 'file')}")

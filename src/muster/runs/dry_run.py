@@ -25,7 +25,6 @@ from muster.core.recipes import dump_yaml
 from muster.core.units import counted
 from muster.engines.base import spec_of
 from muster.fleet.launchers.base import ControllerAddress
-from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
 from muster.inputs.read import INHERITED, Inputs
 from muster.planner.decide import Decided
@@ -44,7 +43,7 @@ PORT = 29500  # torch's own default: which port will be free is not known yet
 MOST_HOST = 64 * 2**40  # bytes of memory that x86-64 addresses with four levels of page tables
 
 
-def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[str, Any]:
+def dry_run(inputs: Inputs, run: RunFolder) -> dict[str, Any]:
     """Return what would run where, what fits, and the complete order of each host.
 
     Raises UsageError as `train` does, and for a job that no device in the table could hold.
@@ -52,7 +51,7 @@ def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[
     here = inputs.launcher.ONE_MACHINE
     if here:
         check_names(inputs.recipe, inputs.env, hub=False)
-    asking = partial(ask, shell=shell or Shell(), into=run.path) if here else partial(_assumed, run=run)
+    asking = partial(ask, into=run.path) if here else partial(_assumed, run=run)
     listed = [] if here else _assumptions(inputs, run)
     if not here and inputs.recipe.measure.peaks:  # whether they are these hosts' is not known
         measure = inputs.recipe.measure.model_copy(update={"peaks": None})

@@ -33,7 +33,6 @@ from muster.fleet.fetch import copy_between, fetch_model, fetch_profiles
 from muster.fleet.interrupts import interrupts
 from muster.fleet.launchers.slurm import TICKET
 from muster.fleet.messages import ProbeAnswer
-from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.hub import check_names
 from muster.inputs.peaks import peaks_of
@@ -89,14 +88,12 @@ def train(
     claim: Claim | None = None,
     watch: Watcher = ignore,
     announce: Callable[[Job], None] = ignore,
-    shell: Shell | None = None,
 ) -> Result:
     """Run the job to its end. The result is also in the run folder.
 
     Raises UsageError where hosts cannot be used (nothing was started then, and no folder is left behind).
     """
     attempt = attempt or Attempt()
-    shell = shell or Shell()
     ticket = os.environ.get(TICKET)
     if inputs.launcher_name == "slurm" and allocation(os.environ) is None:
         raise InventoryError(
@@ -111,13 +108,13 @@ def train(
     command = inputs.recipe if isinstance(inputs.recipe, CommandRecipe) else None
     # Before any host is asked: hashing many files takes longer than an agent waits for a word.
     tree = read_tree(Path(command.run.sync), but=run.path.parent) if command and command.run.sync else None
-    inputs, chosen = hosts_first(inputs, partial(ask, shell=shell))
+    inputs, chosen = hosts_first(inputs, ask)
     places = place([(host, host.slots or 1) for host in inputs.inventory.hosts])
     nonce = f".muster-{secrets.token_hex(8)}"
     mark = run.mark if attempt.resume else new_mark()
     sign = _leave(run.path.parent / nonce)
     try:
-        with Supervisor(places, inputs.launcher, inputs.recipe.launch, run.id, shell) as supervisor:
+        with Supervisor(places, inputs.launcher, inputs.recipe.launch, run.id) as supervisor:
             orders = greeting(
                 inputs.recipe,
                 places,
@@ -203,7 +200,7 @@ def _copy(
     by_host = {place.host: (place, f"{facts[place.host]['base']}/checkpoints") for place in places}
     ends = by_host[source], by_host[target]
     name = f"checkpoint-{step}"
-    supervisor.meanwhile(partial(copy_between, supervisor.remote, supervisor.shell, *ends, name))
+    supervisor.meanwhile(partial(copy_between, supervisor.remote, *ends, name))
 
 
 def bring_code(tree: Tree, run: RunFolder, supervisor: Supervisor, facts: Facts) -> Code:
@@ -396,12 +393,12 @@ def _conclude(
         try:
             files = next((each.files for each in reversed(folded.saved) if each.step is None), None)
             base = facts[first.host]["base"]
-            fetch_model(supervisor.remote, supervisor.shell, first, base, run, files)
+            fetch_model(supervisor.remote, first, base, run, files)
         except JobError as error:
             status, failure = State.FAILED, Failure.model_validate(error.as_dict())
     if run.model.is_dir():
         folded.model_path = str(run.model)
-    fetch_profiles(supervisor.remote, supervisor.shell, job, facts, run, folded.profiled)
+    fetch_profiles(supervisor.remote, job, facts, run, folded.profiled)
     if failure is not None:
         lost = next(iter(outcome.lost), None) if len(job.placements) > 1 else None
         bad = {each.checkpoint for each in folded.failed}
