@@ -148,7 +148,7 @@ def test_a_full_disk_is_said_to_be_one(begun: bool, tmp_path: Path, monkeypatch:
     folder = BenchFolder(tmp_path / "bench")
     folder.create()
     if begun:
-        folder.write_schedule({})
+        folder.write_data(folder.schedule, {})
 
     def full(*given: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -506,7 +506,7 @@ def bench(inputs: BenchInputs, folder: BenchFolder, around: BenchIO | None = Non
     with folder.claim() as claim:
         _keep_baseline(folder, around.baseline)
         freeze_bench(folder, inputs)
-        return _inspected(inputs, folder, around, stored, claim)
+        return _run(inputs, folder, around, stored, claim)
 
 
 def continue_bench(
@@ -520,7 +520,7 @@ def continue_bench(
     stored = stored_of(folder, around.baseline)
     with folder.claim() as claim:
         _keep_baseline(folder, around.baseline)
-        return _inspected(inputs, folder, around, stored, claim)
+        return _run(inputs, folder, around, stored, claim)
 
 
 def _keep_baseline(folder: BenchFolder, baseline: Path | None) -> None:
@@ -563,7 +563,7 @@ def dry_run(inputs: BenchInputs, folder: BenchFolder) -> dict[str, Any]:
     }
 
 
-def _inspected(
+def _run(
     inputs: BenchInputs,
     folder: BenchFolder,
     around: BenchIO,
@@ -582,38 +582,6 @@ def _inspected(
     dropped = folder.read_schedule().get("dropped", {})
     for host, why in dropped.items():
         around.announce(f"{host} takes no part: {why}")
-    return _jobs(inputs, folder, around, stored, claim, dropped, begun)
-
-
-def _inspection(inputs: BenchInputs, around: BenchIO, claim: Claim) -> Inspection:
-    def progress(done: int, total: int, unreached: int) -> None:
-        claim.touch()
-        around.progress(done, total, unreached)
-
-    checks = inputs.suite.check
-    assert checks is not None
-    recipe = next(
-        (each for each in inputs.recipes.values() if each.trains), next(iter(inputs.recipes.values()))
-    )
-    wanted = WantedChecks(inputs.name, checks.profile, checks.gpus, checks.group)
-    return inspect(
-        inputs.inventory,
-        recipe,
-        wanted,
-        progress=progress,
-        announce=around.announce,
-    )
-
-
-def _jobs(
-    inputs: BenchInputs,
-    folder: BenchFolder,
-    around: BenchIO,
-    stored: Mapping[JobClass, Baseline],
-    claim: Claim,
-    dropped: Mapping[str, str],
-    begun: float,
-) -> Bench:
     growth = Growth(inputs, folder, stored, timed=around.minutes < math.inf)
     tasks = list(inputs.schedule.tasks)
     done = records_of(folder, tasks)
@@ -649,3 +617,17 @@ def _jobs(
     folder.write_data(folder.result, document.model_dump(mode="json"))
     folder.write(folder.table, table_of(document))
     return document
+
+
+def _inspection(inputs: BenchInputs, around: BenchIO, claim: Claim) -> Inspection:
+    def progress(done: int, total: int, unreached: int) -> None:
+        claim.touch()
+        around.progress(done, total, unreached)
+
+    checks = inputs.suite.check
+    assert checks is not None
+    recipe = next(
+        (each for each in inputs.recipes.values() if each.trains), next(iter(inputs.recipes.values()))
+    )
+    wanted = WantedChecks(inputs.name, checks.profile, checks.gpus, checks.group)
+    return inspect(inputs.inventory, recipe, wanted, progress=progress, announce=around.announce)

@@ -67,13 +67,10 @@ def read_inputs(
 def inherited_decisions(source: str | Mapping[str, Any], overrides: Sequence[str]) -> list[Decision]:
     """Return which settings of inherited recipes stay in effect under the user's own."""
     name, settings = inherited(source, overrides)
-    words = " ".join(f"{key}={_short(value)}" for key, value in settings.items())
+    words = " ".join(
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()
+    )
     return [Decision(INHERITED, name, words)] if words else []
-
-
-def _short(value: Any) -> str:
-    """Return a value in the form of the command line."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def inputs_of(data: Mapping[str, Any], hosts: str) -> Inputs:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -49,19 +48,8 @@ class _Preparation:
         self.reports = {label: PreparedHost(label) for label in self.hosts}
         self.facts: dict[str, dict[str, Any]] = {}  # what each host has, where its `make` has not failed
         self.brought: dict[str, list[str]] = {}  # contents that a host's agent keeps from now on
-        python = self.options.python if self.plan.pinned else self.inputs.recipe.launch.python
-        fallback = None if self.plan.pinned else sys.executable
         self.jobs = {
-            label: HostJobs(
-                host,
-                self.inputs,
-                python,
-                fallback,
-                self.plan.cache,
-                self.options.timeout,
-                self.progress,
-                self.stop,
-            )
+            label: HostJobs(host, self.inputs, plan, options, progress, stop)
             for label, host in self.hosts.items()
         }
 

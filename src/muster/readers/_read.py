@@ -15,7 +15,7 @@ from muster.core.units import counted
 from muster.failures.signs import NEAR, Sign, is_exception, is_loud, outside_asides, shape_of, shortened
 from muster.failures.table import id_of
 from muster.readers import _counters as counters
-from muster.readers._feed import LineFeed
+from muster.readers._feed import CLOSE, LineFeed
 from muster.readers._frame import Frame, own_stamp, uncoloured
 from muster.readers._lines import STEPS_ONLY
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
@@ -40,7 +40,7 @@ FROM_USER = {"table", "own lines"}  # formats
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 # What is kept to explain a failure: shapes of signs, and signs of each; lines at the end.
 TOLD, LAST = 5, 5
-AT_END, CLOSE = 1, 10  # lines in which a program says why it ends: the log's last, and before a sign
+AT_END = 1  # lines at a log's end in which a program says why it ends
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 _BUFFER = 8192  # bytes that Python holds back of what it prints to a file or a pipe
 _SOURCE = re.compile(r"File \"[^\"]+\", line \d+, in ")
@@ -131,7 +131,7 @@ def _after(feed: LineFeed) -> EndOfLog | None:
     what was begun after it breaks off; None: nothing."""
     before = tuple(replace(each, text=shortened(each.text)) for each in feed.frame.signs.before)
     begun = _left_open(feed) if feed.brief else ""
-    complaint = feed.late_complaint(CLOSE)
+    complaint = feed.late_complaint()
     if not (before or begun or complaint):
         return None
     lines = (line for line in map(uncoloured, feed.backwards()) if line.strip())
@@ -203,7 +203,7 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
     trained = outside and counters.trained(before)
     text = list(outside_asides(map(frame.bare, reversed(ends))))
     near = (quiet or 0) + CLOSE if first and first.weight == "exit" else AT_END
-    late = feed.late_complaint(CLOSE)
+    late = feed.late_complaint()
     return EndOfLog(
         signs=tuple(
             replace(each, text=shortened(each.text)) for each in _few([first, *others] if first else [])
