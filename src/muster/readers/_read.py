@@ -126,19 +126,27 @@ def _late(feed: LineFeed) -> EndOfLog | None:
     return why if why and why.onward == "no" and why.quiet is not None and why.quiet <= NEAR else None
 
 
-def _after(feed: LineFeed) -> EndOfLog | None:
+def _brief(signs: Iterable[Sign]) -> tuple[Sign, ...]:
+    return tuple(replace(each, text=shortened(each.text)) for each in signs)
+
+
+def _after(feed: LineFeed) -> EndOfLog:
     """Return what else is to be said of a job whose training ended well: what ended runs before it, and where
-    what was begun after it breaks off; None: nothing."""
-    before = tuple(replace(each, text=shortened(each.text)) for each in feed.frame.signs.before)
+    what was begun after it breaks off."""
+    before = _brief(feed.frame.signs.before)
     begun = _left_open(feed) if feed.brief else ""
     complaint = feed.late_complaint()
     if not (before or begun or complaint):
-        return None
+        return EndOfLog()
     lines = (line for line in map(uncoloured, feed.backwards()) if line.strip())
-    last, begun = tuple(shortened(line) for line in islice(lines, LAST))[::-1], shortened(begun)
-    verdict = feed.frame.signs.verdict
-    why = EndOfLog((), alike=0, echoes=0, program=True, quiet=None, last=last, before=before, begun=begun)
-    return replace(why, complaint=complaint, verdict=verdict)
+    return EndOfLog(
+        program=True,
+        last=tuple(shortened(line) for line in islice(lines, LAST))[::-1],
+        before=before,
+        begun=shortened(begun),
+        complaint=complaint,
+        verdict=feed.frame.signs.verdict,
+    )
 
 
 def _left_open(feed: LineFeed) -> str:
@@ -159,11 +167,8 @@ def _left_open(feed: LineFeed) -> str:
 def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfLog:
     """Return what is left to explain an end by, when all lines of a job have been read. `formatted`: its
     steps are in a known format."""
-    frame, signs, ends = (
-        feed.frame,
-        feed.frame.signs,
-        [uncoloured(line) for line in islice(feed.backwards(), RECENT)],
-    )
+    frame, signs = feed.frame, feed.frame.signs
+    ends = [uncoloured(line) for line in islice(feed.backwards(), RECENT)]
     first = raised or signs.decisive()
     met = list(signs.met.values())
     if first is None and met and not frame.steps:
@@ -205,18 +210,16 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
     near = (quiet or 0) + CLOSE if first and first.weight == "exit" else AT_END
     late = feed.late_complaint()
     return EndOfLog(
-        signs=tuple(
-            replace(each, text=shortened(each.text)) for each in _few([first, *others] if first else [])
-        ),
+        signs=_brief(_few([first, *others] if first else [])),
         alike=ways.count((first.weight, first.failure)) if first else 0,
         echoes=signs.echoes,
         program=signs.broke or signs.traceback or frame.begun,
         quiet=quiet,
         last=tuple(shortened(line) for line in islice(lines, LAST))[::-1],
-        met=tuple(replace(each, text=shortened(each.text)) for each in met[-TOLD:]),
+        met=_brief(met[-TOLD:]),
         onward="yes" if good or well or trained else "perhaps" if passed or over else "no",
         collectives=signs.collectives,
-        before=tuple(replace(each, text=shortened(each.text)) for each in signs.before),
+        before=_brief(signs.before),
         finished=(signs.finished and not signs.asked(first))
         or (outside and counters.reached_last(before))
         or late is not None,
@@ -227,7 +230,7 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         or trained
         or counters.closes(takewhile(lambda line: not is_exception(line), reversed(text))),
         worked=signs.marked or frame.steps > 0,
-        clues=tuple(replace(each, text=shortened(each.text)) for each in signs.clues.values()),
+        clues=_brief(signs.clues.values()),
         complaint=None if signs.succeeded else late or feed.complaint(near),
         verdict=signs.verdict,
     )
@@ -574,10 +577,11 @@ def without_harmless(logs: Sequence[JobLog]) -> list[JobLog]:
     well = [log for log in logs if log.outcome.good]
     counts = Counter(shape for log in well for shape in log.shapes)
     harmless = {shape for shape, count in counts.items() if count >= FEWEST and 2 * count >= len(well)}
-    return [_without(log, log.why, harmless) if log.why and harmless else log for log in logs]
+    return [_without(log, harmless) if harmless else log for log in logs]
 
 
-def _without(log: JobLog, why: EndOfLog, harmless: set[str]) -> JobLog:
+def _without(log: JobLog, harmless: set[str]) -> JobLog:
+    why = log.why
     kept = tuple(each for each in why.signs if shape_of(each.text, each.host) not in harmless)
     if len(kept) == len(why.signs):
         return log
