@@ -20,7 +20,7 @@ from muster.readers._frame import Frame, own_stamp, uncoloured
 from muster.readers._lines import STEPS_ONLY
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._user import Expression, UserFormat
-from muster.readers.base import APART, NOWHERE, EndOfLog, JobLog, MeasuredWindows, Reading, Unit
+from muster.readers.base import APART, NOWHERE, EndOfLog, JobLog, MeasuredWindows, Onward, Reading, Unit
 from muster.store.logfiles import BrokenFile, Lines
 
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
@@ -182,30 +182,12 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
     ways = [(each.weight, each.failure) for each in others if not each.points]
     lines = (line for line in ends if line.strip())
     quiet = next((number for number, line in enumerate(ends) if last and last in line), None)
-    after = [frame.bare(line) for line in reversed(ends[: quiet or 0])]
-    stands = first is not None and signs.stands(first)
-    may = first is not None and not (signs.broke or stands)
-    passed = may and ((first is not None and signs.passed(first)) or counters.works_on(after))
-    if first is not None and signs.offhand(first):
-        passed = passed or (quiet or 0) > NEAR or counters.seems_done(after)
-    caught = first is not None and bool(first.code) and not first.uncaught and not signs.broke
-    passed = passed or (caught and counters.goes_on(after))
-    another = first is not None and not stands and counters.killed_another(first.text, ends)
-    another = another and first is not None and id_of(signs.last) == first.failure
-    well = another and counters.closes(ends)
-    passed = passed or another
-    if formatted and not over:  # then steps tell whether it went on, or that it is long ago
-        passed = caught and (quiet is None or quiet > NEAR)
-    if first is not None and signs.in_a_sentence(first):
-        passed = True
-    # torchrun's own word on the end counts though a process of an earlier attempt broke.
-    restarted = any("worker group successfully finished" in line for line in after)
-    good = first is not None and not formatted and counters.ended_well(after)
-    good = good and (restarted or not (signs.broke or signs.asked(first)))
-    good = good and not (stands and first and first.weight != "limit")
     before = [frame.bare(line) for line in ends[quiet + 1 :]] if quiet is not None else []
-    outside = may and first is not None and first.weight == "external"
+    outside = first is not None and first.weight == "external" and not (signs.broke or signs.stands(first))
     trained = outside and counters.trained(before)
+    onward: Onward = "no"
+    if first is not None:
+        onward = "yes" if trained else _onward(first, feed, ends, quiet, over=over, formatted=formatted)
     text = list(outside_asides(map(frame.bare, reversed(ends))))
     near = (quiet or 0) + CLOSE if first and first.weight == "exit" else AT_END
     late = feed.late_complaint()
@@ -217,7 +199,7 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         quiet=quiet,
         last=tuple(shortened(line) for line in islice(lines, LAST))[::-1],
         met=_brief(met[-TOLD:]),
-        onward="yes" if good or well or trained else "perhaps" if passed or over else "no",
+        onward=onward,
         collectives=signs.collectives,
         before=_brief(signs.before),
         finished=(signs.finished and not signs.asked(first))
@@ -234,6 +216,31 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         complaint=None if signs.succeeded else late or feed.complaint(near),
         verdict=signs.verdict,
     )
+
+
+def _onward(
+    first: Sign, feed: LineFeed, ends: Sequence[str], quiet: int | None, *, over: bool, formatted: bool
+) -> Onward:
+    """Return whether a program went on after a sign. `ends`, `quiet`: the last lines, the last one first, and
+    which of them is the last sign; `over`: the program says that it got over it."""
+    signs = feed.frame.signs
+    after = [feed.frame.bare(line) for line in reversed(ends[: quiet or 0])]
+    stands = signs.stands(first)
+    another = id_of(signs.last) == first.failure and counters.killed_another(first.text, ends) and not stands
+    # torchrun's own word on the end counts though a process of an earlier attempt broke.
+    restarted = any("worker group successfully finished" in line for line in after)
+    good = not formatted and counters.ended_well(after) and not (stands and first.weight != "limit")
+    if good and (restarted or not (signs.broke or signs.asked(first))):
+        return "yes"
+    if another and counters.closes(ends):
+        return "yes"
+    caught = bool(first.code) and not first.uncaught and not signs.broke
+    passed = over or another or (caught and counters.goes_on(after))
+    passed = passed or (not (signs.broke or stands) and (signs.passed(first) or counters.works_on(after)))
+    passed = passed or (signs.offhand(first) and ((quiet or 0) > NEAR or counters.seems_done(after)))
+    if formatted and not over:  # then steps tell whether it went on, or that it is long ago
+        passed = caught and (quiet is None or quiet > NEAR)
+    return "perhaps" if passed or signs.in_a_sentence(first) else "no"
 
 
 def _may_be_late(ends: Sequence[str], text: str) -> bool:

@@ -32,6 +32,7 @@ _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
 NOWHERE = "neither the log nor its name says on which hosts it ran"
 NOT_FINITE = "the loss or its gradient is not finite at the end"  # how the note on it begins
+Onward = Literal["no", "perhaps", "yes"]
 Unit = Literal["samples", "steps", "tokens"]  # what a rate counts: what is known of these, in this order
 
 
@@ -246,7 +247,7 @@ class EndOfLog:
     quiet: int | None = None
     last: tuple[str, ...] = ()
     met: tuple[Sign, ...] = ()
-    onward: Literal["no", "perhaps", "yes"] = "no"
+    onward: Onward = "no"
     collectives: Collectives | None = None
     before: tuple[Sign, ...] = ()
     finished: bool = False
