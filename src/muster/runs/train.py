@@ -275,7 +275,7 @@ def _run(
         claim.touch()
         for text in (groups.note(hang.steps), slowdown.note(hang.steps) if slowdown else None):
             if text is not None:
-                recorder.note(text)
+                recorder.say(events.Noted, text=text)
         recorder.write_logs(FLUSH)
         if wish.stop:
             return wish.stop
@@ -300,9 +300,11 @@ def _run(
     with interrupts() as wish, Recorder(run, job.attempt, watch, scrub, follow, Stragglers(job)) as recorder:
         try:
             recorder.begin_logs(list(facts))
-            recorder.state("begin", resume_step=job.resume_step, hosts=list(facts))
+            detail = {"resume_step": job.resume_step, "hosts": list(facts)}
+            recorder.say(events.JobState, state="begin", detail=detail)
             for host, about in facts.items():
-                recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
+                own = {name: value for name, value in about.items() if name != "port"}
+                recorder.say(events.HostFacts, host=host, facts=own)
             listener = Listener(
                 recorder.event, log, recorder.hardware, tick, hang.pulses, looked, groups.heard
             )
@@ -315,7 +317,7 @@ def _run(
             if result.command is not None:
                 measured = result.command.model_copy(update={"code": code, "seconds": took})
                 result = result.model_copy(update={"command": measured})
-            recorder.state("end", status=result.status)
+            recorder.say(events.JobState, state="end", detail={"status": result.status})
             _write_predictions(run, result)
             write_tables(run, result)
             _write_result(run, result)
@@ -333,8 +335,8 @@ def note_hang(run: RunFolder, hang: Watch, recorder: Recorder) -> Hung:
     hung = hang.hung()
     with suppress(OSError):
         write_json(run.hang, hang.document())
-    recorder.record(events.Hanging(time=time.time(), attempt=recorder.attempt, found=hung))
-    recorder.note(f"{hung.what} ({hang.words()})")
+    recorder.say(events.Hanging, found=hung)
+    recorder.say(events.Noted, text=f"{hung.what} ({hang.words()})")
     return hung
 
 
