@@ -40,7 +40,7 @@ from muster.failures.table import why_lost
 from muster.fleet import shell
 from muster.fleet.cause import WATCHDOG, by_sigkill, signal_name, watchdog_words
 from muster.fleet.interrupts import interrupts
-from muster.fleet.launchers.base import ssh_arguments
+from muster.fleet.launchers.openmpi import mpirun
 from muster.fleet.messages import Kernel
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.read import Inputs
@@ -496,15 +496,7 @@ _MARK = "muster-mpi "
 def mpi_hello_argv(hosts: Sequence[Host], launch: Launch, python: str) -> list[str]:
     """Return the mpirun command: one rank per host, reached as the launcher `openmpi` reaches it. Pure."""
     return [
-        "mpirun",
-        "--allow-run-as-root",
-        "--bind-to", "none",
-        "--wdir", "/",
-        "--mca", "plm_rsh_agent", "ssh",
-        "--mca", "plm_rsh_args", " ".join(ssh_arguments(launch)),
-        "--mca", "plm_rsh_no_tree_spawn", "1",
-        "--mca", "orte_keep_fqdn_hostnames", "1",
-        *launch.options,
+        *mpirun(launch),
         "-np", str(len(hosts)),
         "--host", ",".join(f"{host.address}:1" for host in hosts),
         "--map-by", "node",

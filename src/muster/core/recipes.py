@@ -180,23 +180,23 @@ def inherited(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) ->
         own, parents = {}, [path.stem] if given else []
     if not parents:
         return "", {}
-    given_paths = {key for layer in (own, *given) for key in _leaves(layer)}
+    given_paths = {key for layer in (own, *given) for key in leaves_of(layer)}
     merged = lay_over(_whole(source), given)
-    usual = _leaves(recipe_class(merged.get("workload"))().as_dict())
+    usual = leaves_of(recipe_class(merged.get("workload"))().as_dict())
     settings = {
         key: value
-        for key, value in _leaves(merged).items()
+        for key, value in leaves_of(merged).items()
         if key not in given_paths and value != usual.get(key) and not key.startswith(_UNSAID)
     }
     return ", ".join(Path(each).name.removesuffix(".yaml") for each in parents), settings
 
 
-def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def leaves_of(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return values by their dotted paths."""
     leaves: dict[str, Any] = {}
     for key, value in data.items():
         path = f"{prefix}{key}"
-        leaves |= _leaves(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
+        leaves |= leaves_of(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
     return leaves
 
 

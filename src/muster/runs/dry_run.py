@@ -21,7 +21,7 @@ from muster.core.hardware.devices import largest_memory
 from muster.core.hostlist import fold_hosts
 from muster.core.job import ENGINE_CONFIG, WARNINGS, Facts
 from muster.core.recipe import Recipe
-from muster.core.recipes import dump_yaml
+from muster.core.recipes import dump_yaml, leaves_of
 from muster.core.units import counted
 from muster.engines.base import spec_of
 from muster.fleet.launchers.base import ControllerAddress
@@ -63,7 +63,7 @@ def dry_run(inputs: Inputs, run: RunFolder) -> dict[str, Any]:
         decided = agree(inputs, run, _with_most(facts), Attempt(), chosen)
         listed.append("as much memory as any host has: with less, it fits in no way")
     document = _document(inputs, run, decided)
-    left = open_values(document[ENGINE_CONFIG] or {})
+    left = [key for key, value in leaves_of(document[ENGINE_CONFIG] or {}).items() if value == "auto"]
     if left:
         called = spec_of(inputs.recipe.engine.name).called
         listed.append(f"{called}'s {', '.join(left)}: filled in by the ranks")
@@ -123,17 +123,6 @@ def _assumptions(inputs: Inputs, run: RunFolder) -> list[str]:
     if recipe.measure.peaks:
         assumed.append("measure.peaks: whether its figures are of these hosts was not checked")
     return assumed
-
-
-def open_values(config: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the dotted names of the values that are still "auto"."""
-    paths = []
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            paths += open_values(value, f"{prefix}{key}.")
-        elif value == "auto":
-            paths.append(prefix + key)
-    return paths
 
 
 def _fits_nowhere(decided: Decided) -> bool:
