@@ -131,7 +131,7 @@ def judge_command(
     for host in ordered:
         for rank in (*by_host[host].ranks, None):
             sign = sign_of(words(host, rank))
-            if sign and not _is_echo(sign) and (cause is None or order(sign.weight) < order(cause[0].weight)):
+            if sign and not sign.is_echo and (cause is None or order(sign.weight) < order(cause[0].weight)):
                 cause = sign, host, rank
     # No line says why, or one does that follows from another.
     if cause is None or cause[0].weight in ("exit", "crash"):
@@ -150,7 +150,7 @@ def judge_command(
             what = _killed(host, left, Kernel()).what if left.signal > 0 else ended
             failure = Failure(what=what, where=f"rank {rank}", host=host, hint=LAST_WORDS)
         return status, _with_last_words(failure, words, by_host[host], rank)
-    entry = known_failures().get(sign.failure or "")
+    entry = sign.entry
     if sign.weight == "killed":  # a launcher sees the signal; the kernel knows who sent it
         pid = re.search(r"\bpid:? (\d+)", sign.text)
         who = "a rank" if rank is None else f"rank {rank}"
@@ -204,15 +204,9 @@ def _raised_before(outcome: Outcome, words: Words, places: Mapping[str, Placemen
     for host, (_, reason) in outcome.exits.items():
         for rank in places[host].ranks if reason == "stopped" and host in places else ():
             sign = sign_of(words(host, rank))
-            if sign and sign.weight == "exception" and not _is_echo(sign):
+            if sign and sign.weight == "exception" and not sign.is_echo:
                 return sign, host, rank
     return None
-
-
-def _is_echo(sign: Sign) -> bool:
-    """Return whether a line only reports that something else, or another rank, has failed."""
-    entry = known_failures().get(sign.failure or "")
-    return entry is not None and (entry.retry == "by cause" or entry.blame == "peer")
 
 
 def _with_last_words(failure: Failure, words: Words, place: Placement, first: int | None = None) -> Failure:

@@ -163,10 +163,10 @@ def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
     if failure.evidence and failure.evidence.file:
         at = from_here(run.path / failure.evidence.file)
         failure = failure.model_copy(update={"evidence": failure.evidence.model_copy(update={"file": at})})
-    other = entry is not None and failure.host is None and _is_echo(entry)
+    other = entry is not None and failure.host is None and entry.is_echo
     silent = (failure.hint or "").startswith(LAST_WORDS)
     shown = find(failure.evidence.text, "log") if failure.evidence and failure.evidence.text else None
-    echo = shown is not None and shown.phrase.weight == "symptom" and _is_echo(shown.failure)
+    echo = shown is not None and shown.phrase.weight == "symptom" and shown.failure.is_echo
     wordless = other or (entry is None and silent and (failure.evidence is None or echo))
     explanation = Explanation(
         of=run.id,
@@ -238,10 +238,10 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     ranked = sorted(failed, key=lambda each: (each[1].order, each[1].when or float("inf")))
     ranked = _cause_first(ranked)
     log, sign = ranked[0]
-    entry = known_failures().get(sign.failure or "") or _known_of(sign)
+    entry = sign.entry or _known_of(sign)
     if sign.weight == "exit" and log.why.complaint:
         return _complained(of, log, log.why.complaint, echoes, notes, sign.host)
-    if sign.weight in ("symptom", "exit") and (entry is None or _is_echo(entry)):
+    if sign.weight in ("symptom", "exit") and (entry is None or entry.is_echo):
         lines = _telling([each for each, _ in ranked])
         explanation = Explanation(
             of=of,
@@ -381,7 +381,7 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         echoes = sum(log.why.echoes for log in echoed)
         for log in echoed:
             for sign in log.why.signs:
-                if sign.failure and not _is_echo(known_failures()[sign.failure]):
+                if sign.entry and not sign.is_echo:
                     return _complained(of, log, sign, echoes - 1, notes, sign.host)
         return Explanation(
             of=of, answer="unknown", says=_ECHO, lines=_telling(echoed), echoes=echoes, notes=notes
@@ -410,7 +410,7 @@ def _complained(
     evidence = _evidence(log, replace(line, host=host))
     where = _where(evidence.rank, None)
     match = find(line.text)
-    cause = match is not None and match.phrase.weight in ("cause", "symptom") and not _is_echo(match.failure)
+    cause = match is not None and match.phrase.weight in ("cause", "symptom") and not match.failure.is_echo
     entry = match.failure if match and cause else None
     failure = Failure(
         what=line.text, where=where, host=evidence.host, id=entry.id if entry else None, evidence=evidence
@@ -438,8 +438,7 @@ def _echoes_alone(log: JobLog) -> bool:
     why = log.why
     if not why.signs or why.quiet is None or why.quiet > FEW or _went_on(log):
         return False
-    entries = [known_failures().get(sign.failure or "") for sign in why.signs]
-    return any(entry is not None and _is_echo(entry) for entry in entries)
+    return any(sign.is_echo for sign in why.signs)
 
 
 def _may_be_why(log: JobLog) -> bool:
@@ -537,10 +536,6 @@ def _telling(logs: Iterable[JobLog], loud: bool = True) -> list[str]:
 
 # ----------------------------------------------------------------------------------------------------
 # The table's words, and the way on.
-
-
-def _is_echo(entry: KnownFailure) -> bool:
-    return entry.blame == "peer" or entry.retry == "by cause"
 
 
 def _blame_in(logs: Iterable[JobLog], failure: Failure) -> Blame | None:
