@@ -14,8 +14,10 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from muster.fleet import shell
 from tests import warm
 from tests.cluster.fixtures import able, cluster, slurm, whole, whole_slurm
+from tests.shell import REAL
 
 __all__ = ["able", "cluster", "slurm", "whole", "whole_slurm"]
 
@@ -39,6 +41,13 @@ WARM = ("tests/real/", "tests/cluster/")  # their jobs would cost imports above 
 
 # What a later test in the same process would read.
 GUARDED = ("HF_", "TRANSFORMERS_", "XDG_", "MUSTER_", "CUDA_VISIBLE_DEVICES", "HOME", "PATH")
+
+
+@pytest.fixture(autouse=True)
+def processes_start_again() -> Iterator[None]:
+    """End what a `FakeShell` stands for."""
+    yield
+    shell.start, shell.run = REAL
 
 
 @pytest.fixture(autouse=True)

@@ -6,16 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muster.fleet.shell import Process, Shell
+from muster.fleet import shell
+from muster.fleet.shell import Process
+
+REAL = shell.start, shell.run
 
 
 @dataclass
-class FakeShell(Shell):
-    """Records what would run; answers from a function."""
+class FakeShell:
+    """Records what would run; answers from a function. From `use` on, until the test ends, nothing else is
+    started by the control side."""
 
     answer: Callable[[Sequence[str]], Process] | None = None
     answer_run: Callable[[Sequence[str]], tuple[int, bytes, bytes]] | None = None
     started: list[list[str]] = field(default_factory=list)
+
+    def use(self) -> FakeShell:
+        shell.start, shell.run = self.start, self.run
+        return self
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
         self.started.append(list(argv))

@@ -17,7 +17,6 @@ from muster.core.inventory import parse_hosts
 from muster.core.launch import Launch
 from muster.core.recipe import Recipe
 from muster.core.registry import load_plugin
-from muster.fleet.shell import Shell
 from muster.inputs.read import Inputs, read_inputs
 from muster.reports.page import report
 from muster.runs.train import train
@@ -145,10 +144,10 @@ def test_a_host_that_cannot_reach_the_first(whole: Cluster) -> None:
 def test_mpi_hello(cluster: Cluster) -> None:
     """One MPI program on three hosts, with a right sum."""
     need("mpirun")
-    hello = mpi_hello(HOSTS.hosts, launch(cluster), "python3", 60, Shell())
+    hello = mpi_hello(HOSTS.hosts, launch(cluster), "python3", 60)
     assert hello.problem is None
     assert (hello.hosts, hello.summed) == (["node1", "node2", "node3"], True)
-    broken = mpi_hello(parse_hosts("node1,nowhere").hosts, launch(cluster), "python3", 30, Shell())
+    broken = mpi_hello(parse_hosts("node1,nowhere").hosts, launch(cluster), "python3", 30)
     assert broken.problem is not None and broken.hosts == []
 
 

@@ -22,7 +22,6 @@ import pytest
 
 from muster.core.recipes import shipped_pipelines, shipped_recipes
 from muster.core.trace import Trace, TraceRequest, from_json, to_json
-from muster.fleet.shell import Shell
 from muster.planner import tracing
 from tests.golden.documents import Documents, lines, muster, rounded, workplace
 
@@ -297,11 +296,11 @@ def traces() -> Iterator[None]:
     """Inside, models have the traces that were recorded; a renewal records those that are missing."""
     real = tracing._traced
 
-    def traced(request: TraceRequest, shell: Shell) -> Trace:
+    def traced(request: TraceRequest) -> Trace:
         key = json.dumps(asdict(request), sort_keys=True, default=str)
         if key not in recorded():
             assert "PYTEST_CURRENT_TEST" not in os.environ, f"not recorded (renew traced-plans): {key}"
-            recorded()[key] = to_json(real(request, shell))
+            recorded()[key] = to_json(real(request))
             RECORDED.write_bytes(lzma.compress(json.dumps(recorded()).encode(), preset=9))
         return from_json(recorded()[key])
 

@@ -76,7 +76,6 @@ from muster.worker.instruments.kineto import read as read_trace
 from muster.worker.instruments.kineto import summarize
 from muster.workloads.causal_lm.texts import find_texts
 from muster.workloads.image_classification.files import find_images
-from muster.workloads.seq2seq.spec import read_pairs
 from muster.workloads.text2sql.spec import TextToSqlData
 from tests.golden import gpus as nvidia_smi
 from tests.golden.documents import DIGITS, Documents, anywhere, lines, rounded, workplace
@@ -290,7 +289,7 @@ def recipes(source: str, overrides: list[str] | None = None) -> Iterator[str]:
 def samples(path: str, data: Any = None) -> Iterator[str]:
     """The pairs of a file."""
     yield from (
-        str(astuple(each)) for each in read_pairs([Path(path)], TextToSqlData.model_validate(data or {}))
+        str(astuple(each)) for each in TextToSqlData.model_validate(data or {}).form.read([Path(path)])
     )
 
 

@@ -48,7 +48,6 @@ from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.registry import load_plugin
-from muster.fleet.shell import Shell
 from muster.inputs.read import Inputs
 from muster.inputs.read import check as prepare_job
 from tests.support import wait_until
@@ -209,7 +208,7 @@ def test_hosts_that_refuse_group_checks_leave_no_host_without_an_answer(
 
     monkeypatch.setattr(group, "measure", refuse)
     ready = {host.label: {"packages": {"torch": "2.8"}} for host in job.inventory.hosts}
-    data, found = group.together(job, [], heard(ready, family="versions"), told(), lambda text: None, Shell())
+    data, found = group.together(job, [], heard(ready, family="versions"), told(), lambda text: None)
     assert data is None
     assert [each.level for each in found] == [Level.FAIL] * 4 + [Level.UNKNOWN] * 3
     assert {each.host for each in found} == set(ready)
@@ -535,7 +534,7 @@ HOSTILE = [
 def test_a_hostile_name_starts_nothing(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     started: list[Sequence[str]] = []
-    monkeypatch.setattr(Shell, "start", lambda self, argv, env=None: started.append(argv))
+    monkeypatch.setattr("muster.fleet.shell.start", lambda argv, env=None: started.append(argv))
     with pytest.raises(UsageError):
         inspect(text)
     assert started == []

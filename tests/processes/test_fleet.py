@@ -24,7 +24,6 @@ from muster.fleet.addresses import own_addresses
 from muster.fleet.agents import Fleet
 from muster.fleet.connection import Connection
 from muster.fleet.launchers.base import ControllerAddress, Request, agent_argv, dialling_argv, dialling_env
-from muster.fleet.shell import Shell
 
 # An agent for tests: says its name, then gives back each line; a closed input ends it.
 ECHO = b"""
@@ -76,7 +75,7 @@ def opened() -> Iterator[Callable[..., Fleet]]:
 
     def make(made: Any, places: tuple[Placement, ...] = THREE) -> Fleet:
         launch = Launch(connect_timeout=5, home="127.0.0.1")
-        fleets.append(Fleet(places, made, launch, "job-1", Shell(), SOURCE))
+        fleets.append(Fleet(places, made, launch, "job-1", SOURCE))
         return fleets[-1]
 
     yield make
@@ -228,7 +227,7 @@ def test_at_most_fanout_connections_are_in_the_making() -> None:
 
     places = place([(host, 1) for host in parse_hosts("h[0-7]").hosts])
     made: Any = SimpleNamespace(ONE_MACHINE=False, DIALS=False, requests=requests)
-    fleet = Fleet(places, made, Launch(fanout=3), "job-1", Shell(), b"")
+    fleet = Fleet(places, made, Launch(fanout=3), "job-1", b"")
     try:
         most = 0
 
@@ -257,7 +256,7 @@ def test_a_launcher_starts_one_agent_on_each_host(hosts: tuple[str, ...]) -> Non
         __name__="theirs", __file__="theirs.py",
     )  # fmt: skip
     with pytest.raises(BrokenPluginError) as error:
-        Fleet(places, made, Launch(), "job-1", Shell(), b"")
+        Fleet(places, made, Launch(), "job-1", b"")
     assert error.value.place == "theirs.py"
 
 
@@ -269,7 +268,7 @@ def test_hold_starts_nothing_more() -> None:
 
     places = place([(host, 1) for host in parse_hosts("h[0-7]").hosts])
     made: Any = SimpleNamespace(ONE_MACHINE=False, DIALS=False, requests=requests)
-    fleet = Fleet(places, made, Launch(fanout=3), "job-1", Shell(), b"")
+    fleet = Fleet(places, made, Launch(fanout=3), "job-1", b"")
     try:
         fleet.turn(lambda link, message: None)
         fleet.hold()

@@ -18,7 +18,6 @@ from muster.fleet.cause import judge_outcome
 from muster.fleet.connection import LONGEST, Connection, LineSplitter
 from muster.fleet.launchers import local
 from muster.fleet.messages import of_job
-from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 
 FACTS = {
@@ -72,7 +71,7 @@ def hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Outco
         places = place([(host, 1) for host in parse_hosts("local:2x1").hosts])
         specs: dict[str, dict[str, Any]] = {p.host: {"node_rank": p.first_rank} for p in places}
         nothing = Listener(lambda *a: None, lambda *a: None, lambda *a: None)
-        with Supervisor(places, local, recipe.launch, "job-1", Shell()) as supervisor:
+        with Supervisor(places, local, recipe.launch, "job-1") as supervisor:
             supervisor.greet(specs)
             return supervisor.run({p.host: {} for p in places}, nothing)
 

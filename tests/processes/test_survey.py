@@ -28,7 +28,7 @@ from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.fleet.launchers import local
 from muster.fleet.launchers.base import BOOTSTRAP
-from muster.fleet.shell import Process, Shell
+from muster.fleet.shell import Process, start
 from tests.support import wait_until
 
 QUICK = Patience(connect=60, probe=60, fanout=8)  # nobody is expected to need it
@@ -59,7 +59,7 @@ class Hosts:
 
     def __call__(self, place: Placement) -> Process:
         usual = [sys.executable, "-I", "-S", "-c", BOOTSTRAP, "muster-probe"]
-        process = Shell().start(self.commands.get(place.host, usual))
+        process = start(self.commands.get(place.host, usual))
         self.started.append(process)
         self.most = max(self.most, sum(each.poll() is None for each in self.started))
         return process
@@ -378,7 +378,7 @@ def test_a_python_of_another_version_answers(version: str) -> None:
     python = other_python(version)
     if python is None:
         pytest.skip(f"no Python {version} here")
-    start = starter(local, Launch(), Shell(), python)
+    start = starter(local, Launch(), python)
     one = survey(places("a"), start, questions({"echo": ECHO}), QUICK)["a"]
     assert isinstance(one, HostAnswers)
     assert one.answers == {"echo": {"host": "a", "six": 6}}
@@ -390,7 +390,7 @@ def test_a_family_that_an_older_python_cannot_read_does_not_take_the_others_alon
     if python is None:
         pytest.skip("no Python 3.8 here")
     newer = "def probe(ask):\n    match ask:\n        case _:\n            return {}\n"
-    start = starter(local, Launch(), Shell(), python)
+    start = starter(local, Launch(), python)
     one = survey(places("a"), start, questions({"newer": newer, "echo": ECHO}), QUICK)["a"]
     assert isinstance(one, HostAnswers)
     assert one.answers["newer"]["error"].startswith("SyntaxError")
@@ -519,7 +519,7 @@ def ssh_to(address: str, *options: str) -> Callable[[Placement], Process]:
         "ControlPath=none",
         *options,
     ]
-    return lambda place: Shell().start(["ssh", "-T", *words, address, "true"])
+    return lambda place: start(["ssh", "-T", *words, address, "true"])
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the ssh client")

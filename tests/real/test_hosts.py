@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from muster.agent.host import processor
 from muster.core.hardware.links import LinkFigures
 from muster.core.recipes import load_recipe
-from muster.fleet.shell import Shell
 from muster.inputs.read import read_inputs
 from muster.planner.document import Plan
 from muster.planner.machines import save_calibration
@@ -80,7 +78,7 @@ def test_the_plan_chooses_and_a_resumed_run_keeps_its_choice(tmp_path: Path) -> 
 
 def test_where_no_speed_is_known_all_hosts_are_taken(tmp_path: Path) -> None:
     given = read_inputs("digits", "local:2x1", ["launch.hosts=auto"])
-    inputs, chosen = hosts_first(given, partial(ask, shell=Shell()))
+    inputs, chosen = hosts_first(given, ask)
     assert inputs.inventory.names == ("local0", "local1")
     assert inputs.recipe.launch.hosts == 2
     assert chosen is not None

@@ -14,14 +14,14 @@ import pytest
 from rich.console import Console
 
 from muster.benches import clock
-from muster.benches.bench import MANY_WAVES, SURE, BenchIO, BenchWatcher, Jobs, continue_bench, more_waves
+from muster.benches.bench import MANY_WAVES, SURE, BenchWatcher, Jobs, continue_bench, more_waves
 from muster.benches.document import JobRecord
 from muster.benches.schedule import Task
 from muster.cli.views.bench import BenchView
 from muster.core.state import State
 from muster.judging import JobClass, Observation, Settings, Topology, localise
 from muster.judging.document import Gate
-from tests.unit.benches import diary_of, inputs_of, made, play, player, well
+from tests.unit.benches import diary_of, inputs_of, made, on, play, player, well
 
 
 def task(name: str, entry: str = "gpt", hosts: int = 1, **more: Any) -> Task:
@@ -115,7 +115,7 @@ def test_no_job_starts_that_would_not_end_in_the_time_given(tmp_path: Path) -> N
     assert 1 <= len(ran) <= 4 and not found.complete and found.gate is Gate.OPEN
     assert all(job.outcome == "succeeded" for job in found.jobs)
     assert any("0.1 minutes given are over" in note for note in found.notes)
-    again = continue_bench(folder, BenchIO(shell=player(tmp_path / "again", well)))
+    again = continue_bench(folder, on(player(tmp_path / "again", well)))
     assert again.complete and len(diary_of(tmp_path / "again")) == 8 - len(ran)
 
 
@@ -171,7 +171,7 @@ def test_how_many_waves_would_tell(sigma: float, slow: float, waves: int | None)
 def jobs_of(tasks: Sequence[Task], seconds: dict[clock.Kind, list[float]], **more: Any) -> Jobs:
     nothing: Any = None
     made_of = Jobs(
-        nothing, nothing, list(tasks), {}, nothing, BenchWatcher(), lambda done, unstarted: list(tasks),
+        nothing, nothing, list(tasks), {}, BenchWatcher(), lambda done, unstarted: list(tasks),
         nothing, **more,
     )  # fmt: skip
     made_of.seconds = seconds

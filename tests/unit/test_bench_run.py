@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from muster.benches import bench as bench_loop
 from muster.benches import child as bench_child
-from muster.benches.bench import BenchIO, BenchWatcher, bench, continue_bench
+from muster.benches.bench import BenchWatcher, bench, continue_bench
 from muster.benches.document import Bench, JobRecord
 from muster.benches.folder import BenchFolder
 from muster.benches.inputs import read_bench
@@ -35,7 +35,7 @@ from muster.inputs.read import read_inputs
 from muster.judging.document import Gate
 from tests.shell import FakeShell
 from tests.support import wait_until
-from tests.unit.benches import diary_of, inputs_of, long_on, made, play, player, well, write_suite
+from tests.unit.benches import diary_of, inputs_of, long_on, made, on, play, player, well, write_suite
 
 ANY_SIZE = {"set": {"batch": {"global": None, "micro": 8}}}  # digits' global batch of 64 is not for 5 ranks
 
@@ -159,7 +159,7 @@ def test_a_bench_is_shown_stopped_and_reported(tmp_path: Path) -> None:
     assert wait_until(lambda: len(stopper.told) == 2, 60)
     assert "running: 0/2 finished" in stopper.told[0]
     assert "stopped" in stopper.told[1] and f"muster bench --continue {folder.path}" in stopper.told[1]
-    again = continue_bench(folder, BenchIO(shell=player(tmp_path / "diary", well)))
+    again = continue_bench(folder, on(player(tmp_path / "diary", well)))
     assert again.complete  # the request to stop was of before
     shown = verb("show", str(folder.path), tmp_path / "elsewhere")
     assert "ended: 2/2 finished" in shown and "digits-1x-001" in shown
@@ -202,7 +202,7 @@ def test_interrupted_and_gone_on_with(tmp_path: Path) -> None:
         assert f"{len(over)}/6 finished; running" in told.output
 
     shell = player(tmp_path / "diary", well)
-    again = continue_bench(folder, BenchIO(shell=shell))
+    again = continue_bench(folder, on(shell))
     assert again.complete and len(again.jobs) == 6
     (listed,) = benches(tmp_path)
     assert (listed.done, listed.complete, sum(listed.verdicts.values())) == (6, True, 3)
@@ -213,7 +213,7 @@ def test_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     assert record.run == "runs/digits-1x-003-r1.again1"
     assert again.started == found.started
 
-    nothing = continue_bench(folder, BenchIO(shell=FakeShell()))  # which starts nothing
+    nothing = continue_bench(folder, on(FakeShell()))  # which starts nothing
     assert nothing.jobs == again.jobs
 
 
@@ -235,7 +235,7 @@ def test_secrets_stay_in_private_files(tmp_path: Path) -> None:
     assert modes == {}
     child = read_inputs(str(folder.recipe("digits")), "local:1", [])  # what each job reads
     assert child.env == dict(zip(("API_KEY", "HF_TOKEN", "WANDB_PASSWORD"), secrets, strict=True))
-    assert continue_bench(folder, BenchIO(shell=FakeShell())).overrides == told
+    assert continue_bench(folder, on(FakeShell())).overrides == told
 
 
 def test_what_is_normal_is_kept_for_a_bench_that_goes_on(tmp_path: Path) -> None:
@@ -249,15 +249,15 @@ def test_what_is_normal_is_kept_for_a_bench_that_goes_on(tmp_path: Path) -> None
     found, folder = play(tmp_path, inputs, slow, baseline=before.result)
     assert [each.condition for each in found.hosts] == ["slow"]
     shutil.rmtree(earlier)
-    again = continue_bench(folder, BenchIO(shell=FakeShell()))
+    again = continue_bench(folder, on(FakeShell()))
     assert [each.condition for each in again.hosts] == ["slow"]
     other = found.model_copy(update={"peers": [each.model_copy(update={"step_seconds": each.step_seconds * 2})
                                                for each in found.peers]})  # fmt: skip
     (tmp_path / "other.json").write_text(other.model_dump_json())
-    told = continue_bench(folder, BenchIO(shell=FakeShell(), baseline=tmp_path / "other.json"))
+    told = continue_bench(folder, on(FakeShell(), baseline=tmp_path / "other.json"))
     (tmp_path / "other.json").unlink()
     assert [each.condition for each in told.hosts] != ["slow"]
-    assert continue_bench(folder, BenchIO(shell=FakeShell())).hosts == told.hosts
+    assert continue_bench(folder, on(FakeShell())).hosts == told.hosts
 
 
 def test_a_job_that_ended_well_while_nobody_watched_counts(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_job_that_ended_well_while_nobody_watched_counts(tmp_path: Path) -> No
     failed = made(["local1"], status=State.FAILED, failure=Failure(what="x"))
     (folder.runs / "digits-1x-002" / "result.json").write_text(failed.model_dump_json())
     diary = tmp_path / "again"
-    again = continue_bench(folder, BenchIO(shell=player(diary, well)))
+    again = continue_bench(folder, on(player(diary, well)))
     assert again.complete
     assert [name for name, *_ in diary_of(diary)] == ["digits-1x-002.again1"]
 
@@ -304,7 +304,7 @@ def test_a_job_that_still_runs_is_stopped_before_its_hosts_get_others(begun: boo
             if begun:
                 assert orphan.stdout.readline() == "held\n"
             said: list[str] = []
-            around = BenchIO(shell=player(tmp_path / "again", well), announce=said.append)
+            around = on(player(tmp_path / "again", well), announce=said.append)
             assert continue_bench(folder, around).complete
             assert orphan.wait(10) == 0
         finally:

@@ -29,7 +29,6 @@ class Hosts:
     """Stands in for the hosts. `said`: what they say once the job has been started."""
 
     said: Callable[[Listener], Outcome | None]
-    shell = None  # hosts are on this machine: nothing is fetched
     left: list[bool]  # whether hosts were told to keep their files, each time that they were told to stop
 
     def __init__(self, *_: object) -> None:

@@ -12,7 +12,6 @@ from muster.core.launch import Launch
 from muster.core.result import Failure
 from muster.fleet.cause import judge_command, judge_outcome, with_way_on
 from muster.fleet.launchers import local
-from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.store import events
 
@@ -24,7 +23,7 @@ def test_a_host_that_does_not_survive_being_stopped_is_not_the_one_that_failed(
 ) -> None:
     """node1's ranks fail; node0 is told to stop and its connection breaks before it has said that it did."""
     places = (Placement("node0", "node0", 1, 0), Placement("node1", "node1", 1, 1))
-    with Supervisor(places, local, Launch(), "job", Shell()) as held:
+    with Supervisor(places, local, Launch(), "job") as held:
         first, second = held.links
         gone = SimpleNamespace(output=None, errors=None, gone=lambda: True, hang_up=lambda: None)
         gone.end = gone.hang_up

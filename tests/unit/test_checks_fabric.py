@@ -188,8 +188,8 @@ def test_the_mpirun_command() -> None:
 
 
 def hello(out: str, code: int = 0, err: str = "") -> Any:
-    shell = FakeShell(answer_run=lambda argv: (code, out.encode(), err.encode()))
-    return mpi_hello(parse_hosts("a,b").hosts, Launch(), "python3", 5, shell)
+    FakeShell(answer_run=lambda argv: (code, out.encode(), err.encode())).use()
+    return mpi_hello(parse_hosts("a,b").hosts, Launch(), "python3", 5)
 
 
 def test_what_mpi_ranks_say() -> None:

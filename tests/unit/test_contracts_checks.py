@@ -28,7 +28,6 @@ from muster.core.launch import Launch
 from muster.core.recipe import Recipe
 from muster.core.registry import load_plugin, plugin_names
 from muster.fleet.launchers import local
-from muster.fleet.shell import Shell
 from tests.pages import distribution
 from tests.unit.judging import ASK
 from tests.unit.judging import context as context_of
@@ -52,7 +51,7 @@ def heard() -> dict[str, HostAnswers]:
         ask=lambda place: {**about, "host": place.host, "address": place.host},
     )
     places = [Placement(name, name, 1, 0) for name in HOSTS]
-    start = starter(local, Launch(), Shell(), sys.executable)
+    start = starter(local, Launch(), sys.executable)
     found = survey(places, start, asking, Patience(connect=30, probe=30, fanout=3))
     assert all(isinstance(one, HostAnswers) for one in found.values())
     return {host: one for host, one in found.items() if isinstance(one, HostAnswers)}

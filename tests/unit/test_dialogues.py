@@ -12,7 +12,7 @@ import pytest
 
 from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import recipe_from
-from muster.dialogues.rows import Turn, Wanted, dialogue_of, fields_read, read_dialogues
+from muster.dialogues.rows import Turn, Wanted, dialogue_of, fields_read
 from muster.dialogues.spec import DialogueRecipe
 from tests.support import needs_torch
 
@@ -60,7 +60,7 @@ def _recipe(workload: str = "sft", **data: Any) -> DialogueRecipe:
 
 def test_the_rest_of_a_file_is_not_read_beyond_the_limit(tmp_path: Path) -> None:
     file = _file(tmp_path / "a.jsonl", [{"prompt": str(n), "answer": "x"} for n in range(9)])
-    assert [each.question for each in read_dialogues([file], Wanted(), limit=2)] == ["0", "1"]
+    assert [each.question for each in Wanted().form.read([file], limit=2)] == ["0", "1"]
 
 
 @pytest.mark.parametrize(

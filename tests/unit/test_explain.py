@@ -494,7 +494,7 @@ def test_a_bench_whose_jobs_failed(tmp_path: Path, capsys: pytest.CaptureFixture
     bench = BenchFolder(tmp_path / "bench", mark="")
     bench.create()
     names = [f"job{number}" for number in range(5)]
-    bench.write_schedule({"jobs": [{"id": name} for name in names]})
+    bench.write_data(bench.schedule, {"jobs": [{"id": name} for name in names]})
     assert explain(str(bench.path)).answer == "nothing"
 
     def over(name: str, outcome: str, reason: str | None = None, host: str | None = None) -> None:

@@ -18,7 +18,6 @@ from muster.core.launch import Launch
 from muster.fleet import fetch as fetch_module
 from muster.fleet.fetch import ATTEMPTS, copy_between, fetch_model, fetch_profiles
 from muster.fleet.launchers import ssh
-from muster.fleet.shell import Shell
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from tests.shell import FakeShell
@@ -59,9 +58,9 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def fetch(run: RunFolder, code: int, out: bytes, err: bytes = b"") -> None:
-    shell = FakeShell(answer_run=lambda argv: (code, out, err))
+    shell = FakeShell(answer_run=lambda argv: (code, out, err)).use()
     try:
-        fetch_model(remote, shell, NODE, "/base with space", run)
+        fetch_model(remote, NODE, "/base with space", run)
     finally:
         assert sorted(path.name for path in run.path.iterdir()) in (["logs"], ["logs", "model"])
         assert "'/base with space'" in shell.started[0][-1]
@@ -111,13 +110,13 @@ def test_a_connection_that_breaks_is_tried_again(broken: int, run: RunFolder) ->
     """So many times it breaks in the middle of the model; then it holds."""
     whole = MARK + packed(["model/config.json", "model/big"])
     answers = iter([(255, whole[:700], b"Connection closed\n")] * broken + [(0, whole, b"")])
-    shell = FakeShell(answer_run=lambda argv: next(answers))
+    shell = FakeShell(answer_run=lambda argv: next(answers)).use()
     if broken == ATTEMPTS:
         with pytest.raises(HostError, match="could not be fetched: Connection closed"):
-            fetch_model(remote, shell, NODE, "/base", run)
+            fetch_model(remote, NODE, "/base", run)
         assert not run.model.exists()
     else:
-        fetch_model(remote, shell, NODE, "/base", run)
+        fetch_model(remote, NODE, "/base", run)
         assert (run.model / "big").read_bytes() == b"data"
     assert len(shell.started) == min(broken + 1, ATTEMPTS)
     assert not list(run.path.glob("model.*"))
@@ -132,12 +131,12 @@ def test_a_model_that_was_fetched_before_is_replaced(whole: bool, tmp_path: Path
         (run.path / name / "old").write_text("of the first attempt")
     shell = FakeShell(
         answer_run=lambda argv: (0, MARK + packed(["model/new" if whole else "other/new"]), b"")
-    )
+    ).use()
     if whole:
-        fetch_model(remote, shell, NODE, "/base", run)
+        fetch_model(remote, NODE, "/base", run)
     else:
         with pytest.raises(HostError, match="could not be fetched: what came has no model"):
-            fetch_model(remote, shell, NODE, "/base", run)
+            fetch_model(remote, NODE, "/base", run)
     assert [path.name for path in run.model.iterdir()] == ["new" if whole else "old"]
     assert len(shell.started) == (1 if whole else ATTEMPTS)
     assert whole != (run.path / "model.before").exists()
@@ -164,8 +163,8 @@ def fetched_profiles(run: RunFolder, answer: object, *, shared: bool = False) ->
         "node1": {"shared": shared, "base": "/far/base"},
     }
     told = [profiled("node0", 0), profiled("node1", 1)]
-    shell = FakeShell(answer_run=lambda argv: answer)  # type: ignore[arg-type, return-value]
-    fetch_profiles(remote, shell, job, facts, run, told)
+    shell = FakeShell(answer_run=lambda argv: answer).use()  # type: ignore[arg-type, return-value]
+    fetch_profiles(remote, job, facts, run, told)
     assert len(shell.started) == (0 if shared else 1)
     assert sorted(path.name for path in run.path.iterdir()) == ["logs", "profile"]
     return [event.path for event in told]
@@ -201,12 +200,12 @@ def test_a_checkpoint_goes_from_one_host_to_another(tmp_path: Path) -> None:
     (here / "checkpoint-4").mkdir(parents=True)
     (here / "checkpoint-4" / "stale").touch()
     ends = (NODE, str(there)), (NODE, str(here))
-    copy_between(noisy, Shell(), *ends, "checkpoint-4")
+    copy_between(noisy, *ends, "checkpoint-4")
     assert [path.name for path in here.iterdir()] == ["checkpoint-4"]
     assert [path.name for path in (here / "checkpoint-4").iterdir()] == ["global_step4"]
     assert (here / "checkpoint-4" / "global_step4" / "rank0.pt").read_bytes() == content
     with pytest.raises(HostError, match=r"checkpoint-5 cannot be copied: .*No such file"):
-        copy_between(noisy, Shell(), *ends, "checkpoint-5")
+        copy_between(noisy, *ends, "checkpoint-5")
 
 
 @pytest.mark.parametrize("broken", ["node1", "node2"])
@@ -220,7 +219,7 @@ def test_the_host_whose_end_of_a_copy_broke_is_named(broken: str, tmp_path: Path
 
     ends = (NODE, str(tmp_path / "there")), (Placement("node2", "node2", 1, 1), str(tmp_path / "here"))
     with pytest.raises(HostError, match="cannot be copied: Connection refused") as caught:
-        copy_between(breaking, Shell(), *ends, "checkpoint-4")
+        copy_between(breaking, *ends, "checkpoint-4")
     assert caught.value.host == broken
     assert not (tmp_path / "here" / "checkpoint-4").exists()
 
@@ -228,7 +227,7 @@ def test_the_host_whose_end_of_a_copy_broke_is_named(broken: str, tmp_path: Path
 def test_a_model_that_came_damaged_is_fetched_again(run: RunFolder) -> None:
     """The rank that saved it said what its files are."""
     came = [packed(["model/a"]).replace(b"data", b"dat_"), packed(["model/a"])]
-    shell = FakeShell(answer_run=lambda argv: (0, MARK + came.pop(0), b""))
+    FakeShell(answer_run=lambda argv: (0, MARK + came.pop(0), b"")).use()
     files = {"a": {"bytes": 4, "sha256": hashlib.sha256(b"data").hexdigest()}}
-    fetch_model(remote, shell, NODE, "/base", run, files)
+    fetch_model(remote, NODE, "/base", run, files)
     assert (run.model / "a").read_bytes() == b"data" and not came

@@ -11,7 +11,6 @@ import pytest
 from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.fleet.launchers import local
-from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Outcome, Supervisor
 
 
@@ -20,7 +19,7 @@ from muster.fleet.supervisor import Outcome, Supervisor
 )
 def test_the_lease(lease: float, silent: float, lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Placement("a", "a", 1, 0)
-    held = Supervisor((place,), local, Launch(lease=lease), "job", Shell())
+    held = Supervisor((place,), local, Launch(lease=lease), "job")
     given_up: list[str] = []
 
     def give_up(link: Any, why: str) -> None:

@@ -168,7 +168,7 @@ def facts(**megabits: float | None) -> dict[str, dict[str, Any]]:
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Any:
     def made(about: Mapping[str, Mapping[str, Any]], *more: str, samples: int | None = None) -> Plan:
-        monkeypatch.setattr(planning, "ask", lambda inputs, shell: about)
+        monkeypatch.setattr(planning, "ask", lambda inputs: about)
         words = ["batch.micro=16", "engine.name=deepspeed", "data={path: /none, size: 224}", *more]
         inputs = check(read_recipe("vit-b16-cifar10", words), parse_hosts(",".join(about)))
         return plan_hosts(inputs, UserFigures(samples=samples), traced=False).plan

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from muster.benches.bench import BenchIO, bench
+from muster.benches.bench import bench
 from muster.benches.folder import BenchFolder
 from muster.benches.schedule import make_schedule
 from muster.cli import app as cli
@@ -35,7 +35,7 @@ from muster.runs.requirements import check_sharing
 from muster.store.atomic import write_json, write_text
 from muster.store.queries import runs_table
 from muster.store.runfolder import PipelineFolder, RunFolder, find_any, find_run, list_folders
-from tests.unit.benches import inputs_of, made, player, suite_of, well
+from tests.unit.benches import inputs_of, made, on, player, suite_of, well
 
 CHAIN = [
     {"name": "rl", "recipe": "demo", "after": ["sft", "reward"]},
@@ -582,7 +582,7 @@ def test_a_suites_jobs_start_from_the_models_of_those_before(tmp_path: Path) -> 
 
     jobs = ({"name": "more", "after": "begin"}, {"name": "begin"})
     shell, folder = player(tmp_path / "diary", plays), BenchFolder(tmp_path / "bench", mark="")
-    found = bench(inputs_of(tmp_path, "local:2x1", *jobs, groups=[1]), folder, BenchIO(shell=shell))
+    found = bench(inputs_of(tmp_path, "local:2x1", *jobs, groups=[1]), folder, on(shell))
     taken = {
         Path(argv[argv.index("--output") + 1]).name: argv[argv.index("--json") + 1 :]
         for argv in shell.started
@@ -607,7 +607,7 @@ def test_a_model_that_is_no_longer_whole_starts_no_job(
     monkeypatch.setattr("muster.benches.bench.check_model", damaged)
     jobs = ({"name": "more", "after": "begin"}, {"name": "begin"})
     shell, folder = player(tmp_path / "diary", well), BenchFolder(tmp_path / "bench", mark="")
-    found = bench(inputs_of(tmp_path, "local:1x1", *jobs, groups=[1]), folder, BenchIO(shell=shell))
+    found = bench(inputs_of(tmp_path, "local:1x1", *jobs, groups=[1]), folder, on(shell))
     assert [job.job for job in found.jobs] == ["begin-1x-001"] and len(shell.started) == 1
     assert "more-1x-001 could not be started" in found.notes[0] and "config.json is gone" in found.notes[0]
     assert not found.complete

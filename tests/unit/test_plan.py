@@ -24,7 +24,6 @@ from muster.core.recipes import load_recipe
 from muster.core.state import State
 from muster.core.trace import Parameter, Pass, Trace, TraceRequest
 from muster.engines.base import spec_of
-from muster.fleet.shell import Shell
 from muster.inputs.read import INHERITED, check, read_inputs, read_recipe
 from muster.planner.document import MemoryPlan, Plan
 from muster.planner.machines import (
@@ -538,7 +537,7 @@ def test_what_takes_seconds_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A model that has to be traced; one that was traced before takes no time, and is not said again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def traced(request: TraceRequest, shell: Shell) -> Trace:
+    def traced(request: TraceRequest) -> Trace:
         made = big_trace(read_recipe("opt-benchmark", ["model.name=opt-8m"]), "bf16", request.device, 8)
         return replace(made, arithmetic=request.arithmetic, checkpointing=request.checkpointing)
 

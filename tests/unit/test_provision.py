@@ -26,7 +26,6 @@ from muster.cli.app import main
 from muster.core.errors import HostError, RecipeError, UsageError
 from muster.core.inventory import Host
 from muster.core.job import Placement
-from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
 from muster.inputs.read import read_inputs, read_recipe
 from muster.prepare import host as prepare_host
@@ -662,8 +661,9 @@ def test_a_host_does_not_pay_for_the_time_of_others(
     monkeypatch.setattr(prepare_host, "Supervisor", Greeted)
     monkeypatch.setattr(prepare_host.time, "monotonic", lambda: clock[0])
     recipe = read_inputs("demo", "local:2x1", [])
+    options = Options(environment=False)
     jobs = [
-        HostJobs(host, recipe, None, None, "~/c", 7200, Shell(), lambda *_: None, lambda: None)
+        HostJobs(host, recipe, make_plan([recipe], options), options, lambda *_: None, lambda: None)
         for host in recipe.inventory.hosts
     ]
     for each in (*jobs, *jobs):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from muster.store.records import find_data
-from muster.workloads.seq2seq.spec import read_pairs
 from muster.workloads.text2sql.spec import TextToSqlData
 
 WIKISQL = Path(__file__).resolve().parents[3] / "shared" / "data" / "wikisql"
@@ -17,7 +16,7 @@ WIKISQL = Path(__file__).resolve().parents[3] / "shared" / "data" / "wikisql"
 def test_wikisql_is_read_whole() -> None:
     """Both parts, every line, with the published numbers of questions."""
     files = find_data(WIKISQL)
-    train = list(read_pairs(files.train, TextToSqlData()))
-    validation = list(read_pairs(files.validation, TextToSqlData()))
+    train = list(TextToSqlData().form.read(files.train))
+    validation = list(TextToSqlData().form.read(files.validation))
     assert (len(train), len(validation)) == (56_355, 8_421)
     assert all(row.target.startswith("SELECT ") for row in train[:1000])

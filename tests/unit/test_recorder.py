@@ -101,7 +101,7 @@ def test_what_is_heard_gets_the_controllers_time(tmp_path: Path) -> None:
     """The host's clock is an hour fast. Folded as it comes and from the file, the set-up is the same."""
     run, began = made(tmp_path), time.time()
     with Recorder(run, 1, lambda event: None) as recorder:
-        recorder.state("begin")
+        recorder.say(events.JobState, state="begin")
         recorder.event("node1", events.to_line(events.Phase(time=began + 3600, rank=0, name="steps")))
     state, steps = events.read_events(run.events)
     assert steps.time == began + 3600
@@ -123,7 +123,7 @@ def test_the_controllers_own_work_is_the_runs(tmp_path: Path) -> None:
 
     with Recorder(made(tmp_path), 1, watch) as recorder:
         for host, machine in (("far", "another"), ("here", machine_id()), ("here too", machine_id())):
-            recorder.host_facts(host, {"machine": machine})
+            recorder.say(events.HostFacts, host=host, facts={"machine": machine})
         before = time.process_time()
         for _ in range(2):
             for host in ("far", "here", "here too"):

@@ -18,7 +18,7 @@ from muster.runs.dry_run import _data
 from muster.store import tokens
 from muster.store.records import Splits, find_data, hold_out, read_rows
 from muster.worker.data import hub
-from muster.workloads.seq2seq.spec import PairRow, read_pairs
+from muster.workloads.seq2seq.spec import PairRow
 from muster.workloads.text2sql.spec import TextToSqlData
 
 DATA = TextToSqlData()
@@ -27,7 +27,7 @@ LINE, BOM = f"{GOOD}\n".encode(), codecs.BOM_UTF8
 
 
 def read(path: Path, data: TextToSqlData = DATA) -> list[PairRow]:
-    return list(read_pairs([path], data))
+    return list(data.form.read([path]))
 
 
 def failure(path: Path, data: TextToSqlData = DATA) -> DataError:
@@ -39,7 +39,7 @@ def failure(path: Path, data: TextToSqlData = DATA) -> DataError:
 def test_the_limit_counts_samples_not_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(f"\n{GOOD}\n\n{GOOD}\nnot json\n")
-    assert len(list(read_pairs([path], DATA, limit=2))) == 2
+    assert len(list(DATA.form.read([path], limit=2))) == 2
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_splits_of_a_hubs_data(
         assert "data.train_split" in str(caught.value.hint)
         return
     found = hub.hub_parts("any", None, splits)
-    assert (found["train"], found[str(hub.held_part(found))]) == ([train], [held_out])
+    assert (found["train"], found["validation"]) == ([train], [held_out])
 
 
 def test_no_data(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_where_no_row_can_be_used_the_first_fault_is_named(tmp_path: Path) -> No
     path = tmp_path / "a.jsonl"
     path.write_text('\n{"question": "q"}\n{}\n')
     with pytest.raises(DataError) as caught:
-        list(read_pairs([path], DATA, skip=lambda _: None))
+        list(DATA.form.read([path], skip=lambda _: None))
     assert f"{path}:2" in (caught.value.hint or "")
 
 
@@ -218,13 +218,13 @@ def test_parquet_values_that_python_cannot_hold(tmp_path: Path) -> None:
     assert "can't decode byte 0xe9" in error.what and error.where == f"{path}[1]"
     assert (error.hint or "").count("data.bad=skip") == 1
     left: list[DataError] = []
-    rows = list(read_rows(path, left.append, fields=DATA.fields()))
+    rows = list(read_rows(path, left.append, fields=DATA.form.fields))
     assert [row["question"] for _, row in rows] == ["q", "r"]
     assert [place for place, _ in rows] == [f"{path}[0]", f"{path}[2]"]
     assert [each.where for each in left] == [f"{path}[1]"]
     late = arrow.array([0, 10**18], arrow.timestamp("us"))
     parquet.write_table(arrow.table({"question": ["q", "r"], "sql": ["s", "s"], "when": late}), path)
-    assert [row for _, row in read_rows(path, fields=DATA.fields())] == [
+    assert [row for _, row in read_rows(path, fields=DATA.form.fields)] == [
         {"question": name, "sql": "s", "when": None} for name in "qr"
     ]
     with pytest.raises(DataError, match="out of range"):

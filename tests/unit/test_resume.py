@@ -84,7 +84,7 @@ def test_hosts_keep_a_run_apart_from_others_of_its_name(workdirs: Callable[..., 
     begun = workdirs(first)
     assert begun == f"/w/{first.elsewhere}"
     assert begun.startswith("/w/final-")
-    assert workdirs(first, Attempt(2, resume=True)) == begun
+    assert workdirs(first, Attempt(2)) == begun
     assert workdirs(other) != begun
     first.path.rename(tmp_path / "gone")
     assert workdirs(RunFolder(first.path)) != begun
@@ -93,7 +93,7 @@ def test_hosts_keep_a_run_apart_from_others_of_its_name(workdirs: Callable[..., 
 def test_a_run_of_before_goes_on_where_it_was(workdirs: Callable[..., str], tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "final")
     run.create()
-    assert workdirs(run, Attempt(2, resume=True)) == "/w/final"
+    assert workdirs(run, Attempt(2)) == "/w/final"
 
 
 # --- the same job ----------------------------------------------------------------------------------------
@@ -164,9 +164,9 @@ def test_hosts_are_asked_before_anything_is_written(tmp_path: Path) -> None:
     run, before = begun(tmp_path, job(8, 64)), (tmp_path / "one" / "job.json").read_text()
     inputs = read_inputs("demo", "local:2", [*TINY, "engine.name=ddp", "engine.zero=0"])
     with pytest.raises(UsageError, match="would go on on 2 ranks"):
-        agree(inputs, run, {"local": about([100])}, Attempt(2, resume=True), start=Start(100))
+        agree(inputs, run, {"local": about([100])}, Attempt(2), start=Start(100))
     assert run.job.read_text() == before
-    decided = agree(inputs, run, {"local": about([])}, Attempt(2, resume=True), start=Start())
+    decided = agree(inputs, run, {"local": about([])}, Attempt(2), start=Start())
     assert decided.job.resume_step is None
 
 

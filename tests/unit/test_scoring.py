@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,8 @@ from muster.core.errors import DataError, RecipeError
 from muster.core.recipe import recipe_from
 from muster.core.recipes import load_recipe
 from muster.dialogues.rows import Dialogue, Turn, Wanted
+from muster.store.records import Splits
+from muster.workloads.seq2seq.spec import PairData
 from tests.support import needs_torch
 
 
@@ -332,22 +335,28 @@ def test_wrong_sql_gives_other_rows(database: Path) -> None:
 
 def test_a_hubs_rows_are_read_by_their_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the sets of DeepSpeed-Chat have them; a row that cannot be used is told, or left out."""
-    from muster.dialogues import load
-    from muster.dialogues.spec import Source
+    from datasets import Dataset
+
+    from muster.worker.data import hub
 
     rows = [
         {"prompt": "\n\nHuman: A\n\nAssistant:", "response": " r", "chosen": " b", "rejected": " c"},
         {"prompt": "\n\nHuman: B\n\nAssistant:", "response": " r", "chosen": " b", "rejected": " b"},
     ]
     parts = {"train": rows, "test": rows[:1], "other": rows[1:]}
-    monkeypatch.setattr(load, "hub_parts", lambda *_: parts)
-    source, wanted = Source(name="Dahoas/rm-static"), Wanted(pairs=True)
+    monkeypatch.setattr(hub, "load", lambda *_, **__: {k: Dataset.from_list(v) for k, v in parts.items()})
+    place = ("Dahoas/rm-static", None, Splits())
+    read = partial(hub.hub_samples, Wanted(pairs=True).form, *place)
     with pytest.raises(DataError, match="is the chosen one") as told:
-        load._from_hub(source, wanted, None)
+        read()
     assert told.value.where == "Dahoas/rm-static, train[1]"
     errors: list[DataError] = []
-    train, held, notes = load._from_hub(source, wanted, errors.append)
+    samples = read(skip=errors.append)
+    train, held, notes = samples.train, samples.held_out, samples.notes
     assert any("response" in note for note in notes) and any("other" in note for note in notes)
     assert len(train) == len(held) == len(errors) == 1
     assert (train[0].answer, train[0].rejected) == (" b", " c")
     assert json.dumps(train[0].question).startswith('"\\n\\nHuman: A')
+    pairs = hub.hub_samples(PairData().form, *place, limit=1)
+    assert [(each.input, each.target) for each in pairs.train] == [(rows[0]["prompt"], " r")]
+    assert any("chosen, rejected" in note for note in pairs.notes) and len(pairs.held_out) == 1

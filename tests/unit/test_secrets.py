@@ -157,7 +157,8 @@ def test_a_dry_run_shows_names(inputs: Inputs, tmp_path: Path) -> None:
 def test_a_batch_job_reads_them_where_they_are_kept(tmp_path: Path) -> None:
     given = read_inputs("digits", "slurm:/2x1", ["env.SSH_KEY=key-of-mine-3"], waits=True)
     run = RunFolder(tmp_path / "run")
-    submit(given, run, FakeShell(answer_run=lambda argv: (0, b"77\n", b"")))
+    FakeShell(answer_run=lambda argv: (0, b"77\n", b"")).use()
+    submit(given, run)
     assert holders(run.path) == {}
     assert read_inputs(str(run.submitted_recipe), "local:1", []).env == {"SSH_KEY": "key-of-mine-3"}
 

@@ -20,7 +20,7 @@ from muster.runs.ask import read_schema
 from muster.store.atomic import write_text
 from muster.store.databases import find_database, tables_of
 from muster.store.runfolder import RunFolder
-from muster.workloads.seq2seq.spec import PairData, PairRow, load_rows, read_pairs
+from muster.workloads.seq2seq.spec import PairData, PairRow, load_rows
 from muster.workloads.text2sql.spec import TextToSqlData
 from tests.images import write_folder
 
@@ -52,7 +52,7 @@ def spider(tmp_path: Path) -> Path:
 
 
 def read(path: Path, **data: Any) -> list[PairRow]:
-    return list(read_pairs([path], PairData.model_validate(data)))
+    return list(PairData.model_validate(data).form.read([path]))
 
 
 def failure(path: Path, **data: Any) -> DataError:

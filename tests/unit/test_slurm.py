@@ -64,7 +64,8 @@ def asked(hosts: str = "slurm:/2", *words: str) -> Inputs:
 @pytest.fixture
 def queued(run: RunFolder) -> RunFolder:
     """A run whose job Slurm has taken."""
-    submit(asked(), run, answering(sbatch=(0, "17\n", "")))
+    answering(sbatch=(0, "17\n", ""))
+    submit(asked(), run)
     return run
 
 
@@ -73,23 +74,22 @@ def answering(**answers: tuple[int, str, str]) -> FakeShell:
         code, out, err = answers[argv[0]]
         return code, out.encode(), err.encode()
 
-    return FakeShell(answer_run=answer)
+    return FakeShell(answer_run=answer).use()
 
 
 def test_a_submitted_run_is_found_shown_and_cancelled(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shell, root = answering(sbatch=(0, "17;cluster\n", "")), run.path.parent
-    assert submit(asked("slurm:gpu/2x1"), run, shell) == "17"
+    assert submit(asked("slurm:gpu/2x1"), run) == "17"
     assert shell.started == [["sbatch", "--parsable", str(run.batch_script)]]
     assert f"--hosts slurm:/2x1 --output {run.path}" in run.batch_script.read_text()
     assert run.state() == "submitted"
     assert find_run("last", root).id == "one"
     assert [(row["id"], row["status"]) for row in runs_table(root)] == [("one", "submitted")]
     pending = answering(squeue=(0, "PENDING|Resources|\n", ""), scancel=(0, "", ""))
-    about = whereabouts(run, pending)
+    about = whereabouts(run)
     assert (about.job, about.state, about.reason, about.over) == ("17", "PENDING", "Resources", False)
-    monkeypatch.setattr("muster.runs.slurm_queue.Shell", lambda: pending)
     assert stop(run).cancelled
     assert pending.started[-1] == ["scancel", "--clusters=cluster", "17"]
     assert run.state() == "cancelled"
@@ -110,24 +110,26 @@ def test_a_folder_is_taken_over_by_its_own_job_alone(queued: RunFolder) -> None:
 def test_what_keeps_a_job_from_being_submitted(run: RunFolder) -> None:
     """A refusal leaves nothing; after silence the folder stays, since Slurm may have taken the job."""
 
-    def failing(error: Exception) -> FakeShell:
+    def failing(error: Exception) -> None:
         def answer(argv: Sequence[str]) -> tuple[int, bytes, bytes]:
             raise error
 
-        return FakeShell(answer_run=answer)
+        FakeShell(answer_run=answer).use()
 
-    refusing = answering(sbatch=(1, "", "sbatch: error: invalid partition specified: gpu\n"))
+    answering(sbatch=(1, "", "sbatch: error: invalid partition specified: gpu\n"))
     with pytest.raises(JobError, match="invalid partition"):
-        submit(asked("slurm:gpu/2"), run, refusing)
+        submit(asked("slurm:gpu/2"), run)
+    failing(NotStarted("no sbatch here"))
     with pytest.raises(NotStarted):
-        submit(asked(), run, failing(NotStarted("no sbatch here")))
+        submit(asked(), run)
     with pytest.raises(RecipeError, match="waits by itself"):
-        submit(asked("slurm:/2", "launch.options=[--wait]"), run, refusing)
+        submit(asked("slurm:/2", "launch.options=[--wait]"), run)
     with pytest.raises(InventoryError, match="how many nodes"):
         script(asked("slurm:gpu"), run, "t")
     assert not run.path.exists()
+    failing(JobError("sbatch did not answer within 60 s"))
     with pytest.raises(JobError, match="did not answer"):
-        submit(asked(), run, failing(JobError("sbatch did not answer within 60 s")))
+        submit(asked(), run)
     assert run.submitted_recipe.exists()
     with pytest.raises(RunFolderError, match="no Slurm job"):
         whereabouts(run)
@@ -142,19 +144,20 @@ def test_what_a_script_line_cannot_hold(value: str, outside: None) -> None:
 def test_a_job_that_is_gone_without_a_result(queued: RunFolder) -> None:
     queued.batch_output.write_text("starting\nbash: no such interpreter\n")
     said: list[str] = []
+    answering(squeue=(0, "CANCELLED|None|\n", ""))
     with pytest.raises(JobError, match="no such interpreter"):
-        follow(queued, say=said.append, shell=answering(squeue=(0, "CANCELLED|None|\n", "")))
+        follow(queued, say=said.append)
     assert said == ["Slurm job 17: cancelled"]
-    unknown = answering(squeue=(1, "", "slurm_load_jobs error: Invalid job id specified\n"))
-    assert whereabouts(queued, unknown).state is None
-    silent = answering(squeue=(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n"))
+    answering(squeue=(1, "", "slurm_load_jobs error: Invalid job id specified\n"))
+    assert whereabouts(queued).state is None
+    answering(squeue=(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n"))
     with pytest.raises(JobError, match="Unable to contact"):
-        whereabouts(queued, silent)
+        whereabouts(queued)
 
 
 def test_options_are_sbatchs_and_not_srun_s(run: RunFolder) -> None:
     shell = answering(sbatch=(0, "17\n", ""))
-    submit(asked("slurm:/2", "launch.options=[--reservation=x]"), run, shell)
+    submit(asked("slurm:/2", "launch.options=[--reservation=x]"), run)
     assert shell.started == [["sbatch", "--parsable", "--reservation=x", str(run.batch_script)]]
     again = read_inputs(str(run.submitted_recipe), "slurm:/2", [], waits=True)
     assert again.recipe.launch.options == []
@@ -186,8 +189,9 @@ def test_each_silence_of_slurm_is_counted_by_itself(
 
     said: list[str] = []
     monkeypatch.setattr("muster.runs.follow.time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    FakeShell(answer_run=answer).use()
     with pytest.raises(JobError, match="left no result"):
-        follow(queued, say=said.append, shell=FakeShell(answer_run=answer))
+        follow(queued, say=said.append)
     assert now >= 1600
     assert "Slurm does not answer" in said[0] and said[-1] == "Slurm job 17: cancelled"
 

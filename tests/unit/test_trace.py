@@ -114,7 +114,7 @@ def answering(code: int, document: Any, err: bytes = b"") -> FakeShell:
     def answer(argv: Sequence[str]) -> tuple[int, bytes, bytes]:
         return code, document if isinstance(document, bytes) else json.dumps(document).encode(), err
 
-    return FakeShell(answer_run=answer)
+    return FakeShell(answer_run=answer).use()
 
 
 @pytest.fixture
@@ -127,10 +127,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_trace_is_made_once(tmp_path: Path) -> None:
     shell = answering(0, to_json(TRACE))
     for _ in range(2):
-        assert tracing.trace(request(), shell=shell, cache=tmp_path) == TRACE
+        assert tracing.trace(request(), cache=tmp_path) == TRACE
     assert len(shell.started) == 1
     assert shell.started[0][1:] == ["-m", "muster.worker.tracing"]
-    assert tracing.trace(request(checkpointing=True), shell=shell, cache=tmp_path) == TRACE
+    assert tracing.trace(request(checkpointing=True), cache=tmp_path) == TRACE
     assert len(shell.started) == 2
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -155,11 +155,11 @@ def test_stages_that_cut_weights_have_a_trace_of_their_own() -> None:
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b'{"passes": [1, 2]}', b"null"])
 def test_a_damaged_entry_is_made_anew(tmp_path: Path, damage: bytes) -> None:
     shell = answering(0, to_json(TRACE))
-    tracing.trace(request(), shell=shell, cache=tmp_path)
+    tracing.trace(request(), cache=tmp_path)
     [file] = tmp_path.iterdir()
     whole = file.read_bytes()
     file.write_bytes(damage)
-    assert tracing.trace(request(), shell=shell, cache=tmp_path) == TRACE
+    assert tracing.trace(request(), cache=tmp_path) == TRACE
     assert len(shell.started) == 2
     assert file.read_bytes() == whole
 
@@ -168,15 +168,17 @@ def test_a_damaged_entry_is_made_anew(tmp_path: Path, damage: bytes) -> None:
 def test_a_folder_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path) -> None:
     place = tmp_path / "a file"
     place.write_text("in the way")
-    assert tracing.trace(request(), shell=answering(0, to_json(TRACE)), cache=place) == TRACE
+    answering(0, to_json(TRACE))
+    assert tracing.trace(request(), cache=place) == TRACE
 
 
 @pytest.mark.usefixtures("installed")
 def test_many_at_once_leave_one_whole_entry(tmp_path: Path) -> None:
-    shell, found = answering(0, to_json(TRACE)), []
+    answering(0, to_json(TRACE))
+    found = []
 
     def one() -> None:
-        found.append(tracing.trace(request(), shell=shell, cache=tmp_path))
+        found.append(tracing.trace(request(), cache=tmp_path))
 
     threads = [threading.Thread(target=one) for _ in range(8)]
     for thread in threads:
@@ -191,14 +193,17 @@ def test_many_at_once_leave_one_whole_entry(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("installed")
 def test_what_the_process_says_is_raised(tmp_path: Path) -> None:
     bad = {"error": {"what": "is 5", "where": "model.config.n_head", "host": None, "hint": "4"}}
+    answering(2, bad)
     with pytest.raises(RecipeError) as refused:
-        tracing.trace(request(), shell=answering(2, bad), cache=tmp_path)
+        tracing.trace(request(), cache=tmp_path)
     assert (str(refused.value), refused.value.hint) == ("model.config.n_head: is 5", "4")
+    answering(1, bad)
     with pytest.raises(JobError, match="is 5"):
-        tracing.trace(request(), shell=answering(1, bad), cache=tmp_path)
+        tracing.trace(request(), cache=tmp_path)
     for out in (b"", b"[1]", b"{}"):
+        answering(1, out, b"Traceback\nMemoryError\n")
         with pytest.raises(JobError, match="cannot be traced: MemoryError"):
-            tracing.trace(request(), shell=answering(1, out, b"Traceback\nMemoryError\n"), cache=tmp_path)
+            tracing.trace(request(), cache=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -206,7 +211,8 @@ def test_nothing_is_started_where_torch_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "NEEDED", ("a_library_that_nobody_has",))
-    assert tracing.trace(request(), shell=FakeShell(), cache=tmp_path) is None
+    FakeShell().use()
+    assert tracing.trace(request(), cache=tmp_path) is None
 
 
 def test_the_cache_lies_where_xdg_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def about(gpu: str, count: int = 1) -> dict[str, Any]:
 def planned(
     monkeypatch: pytest.MonkeyPatch, hosts: str, facts: Mapping[str, Mapping[str, Any]], *overrides: str
 ) -> Plan:
-    monkeypatch.setattr(planning, "ask", lambda inputs, shell: facts)
+    monkeypatch.setattr(planning, "ask", lambda inputs: facts)
     inputs = check(read_recipe("text2sql-t5-small", list(overrides)), parse_hosts(hosts))
     return plan_hosts(inputs, UserFigures(samples=SAMPLES), traced=False).plan
 

@@ -24,6 +24,7 @@ DRIVER_HINT = (
     "launch.device=cpu for CPUs alone"
 )
 # SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown. A power limit that is reached is how it is set.
+PATIENCE = 60.0  # seconds in which the driver has to answer
 SLOWED = 0x08 | 0x20 | 0x40 | 0x80
 
 
@@ -207,7 +208,7 @@ def no_answer(which: str, why: str) -> Problem:
     return Problem("%s does not answer: %s" % (which, why), DRIVER_HINT, "gpu_hardware")
 
 
-def gpu_facts(patience: float = 60.0) -> List[Dict[str, Any]]:
+def gpu_facts() -> List[Dict[str, Any]]:
     """Return facts about the GPUs. Raises Problem where the driver has more of them than it shows: a job must
     not move to the CPUs, or to fewer GPUs, because of that."""
     if gpu_mask() == []:
@@ -225,9 +226,9 @@ def gpu_facts(patience: float = 60.0) -> List[Dict[str, Any]]:
 
     asking = threading.Thread(target=ask, daemon=True)  # a driver that hangs must not hang the agent
     asking.start()
-    asking.join(patience)
+    asking.join(PATIENCE)
     if not results:
-        raise Problem("the NVIDIA driver did not answer within %d s" % patience, DRIVER_HINT, "gpu_hardware")
+        raise Problem("the NVIDIA driver did not answer within %d s" % PATIENCE, DRIVER_HINT, "gpu_hardware")
     if isinstance(results[0], Problem):
         raise results[0]
     gpus, count, there, trouble = results[0]

@@ -41,8 +41,9 @@ from muster.core.inventory import Host
 from muster.core.recipe import Recipe
 from muster.core.state import State
 from muster.core.units import counted, format_seconds
+from muster.fleet import shell
 from muster.fleet.interrupts import interrupts
-from muster.fleet.shell import Shell, more_files
+from muster.fleet.shell import more_files
 from muster.inputs.entries import models_taken
 from muster.judging import Baseline, JobClass, Posterior, Settings, localise, next_wave
 from muster.judging.baseline import FEWEST
@@ -92,7 +93,6 @@ class Jobs:
     inputs: BenchInputs
     tasks: list[Task]
     done: dict[str, JobRecord]
-    shell: Shell
     spectator: BenchWatcher
     grown: Grown
     claim: Claim
@@ -125,7 +125,8 @@ class Jobs:
                             child.stop(wish.stop)
                     elif self._start():
                         continue  # what waited for a job that cannot be started may start
-                    if not self.children and (wish.stop or not self._due()):
+                    waits = self.lingering and self._open()  # for hosts on which agents may still be
+                    if not self.children and (wish.stop or not waits):
                         return wish.stop or (given if self._open() and self.minutes < math.inf else None)
                     self._listen()
                     self._cut_late()
@@ -208,10 +209,6 @@ class Jobs:
         self.done[task.id] = record
         self.spectator.ended(task, record)
 
-    def _due(self) -> bool:
-        """Return whether a job waits for hosts on which agents may still be."""
-        return bool(self.lingering) and self._open()
-
     def _child(self, task: Task, run: RunFolder) -> Child | None:
         """Start a job's process. None: it cannot be started, for example for want of processes here. That
         concerns this job alone; where files of the bench cannot be written, the bench ends: JobError."""
@@ -226,7 +223,7 @@ class Jobs:
                 *command(self.folder.recipe(task.entry), hosts, run, task, recipe),
                 *self._models(task, recipe),
             ]
-            return Child(task, self.shell.start(argv), run, log)
+            return Child(task, shell.start(argv), run, log)
         except MusterError as error:
             log.close()
             self.unstarted[task.id] = error
@@ -235,8 +232,9 @@ class Jobs:
     def _models(self, task: Task, recipe: Recipe) -> list[str]:
         """Return the models of the jobs that a job follows, as changes of its recipe. Raises RunFolderError
         where one is no longer as it was saved."""
+        entries = {each.id: each.entry for each in self.tasks}
         runs = {
-            self._entry(job): RunFolder(self.folder.path / self.done[job].run)
+            entries[job]: RunFolder(self.folder.path / self.done[job].run)
             for job in task.after
             if job in self.done
         }
@@ -244,9 +242,6 @@ class Jobs:
         for _, run in taken:
             check_model(run)
         return [f"{where}={json.dumps(str(run.model))}" for where, run in taken]
-
-    def _entry(self, job: str) -> str:
-        return next(task.entry for task in self.tasks if task.id == job)
 
     def _leave(self) -> None:
         """End everything: nothing of the bench may stay behind. Jobs still run after an error alone; they are
@@ -494,7 +489,6 @@ class BenchIO:
     spectator: BenchWatcher = field(default_factory=BenchWatcher)
     announce: Callable[[str], None] = lambda text: None
     progress: Progress = lambda done, total, unreached: None
-    shell: Shell = field(default_factory=Shell)
     baseline: Path | None = None  # what an earlier bench, or muster judge --json, found normal
     minutes: float = math.inf  # the time given
 
@@ -512,7 +506,7 @@ def bench(inputs: BenchInputs, folder: BenchFolder, around: BenchIO | None = Non
     with folder.claim() as claim:
         _keep_baseline(folder, around.baseline)
         freeze_bench(folder, inputs)
-        return _inspected(inputs, folder, around, stored, claim)
+        return _run(inputs, folder, around, stored, claim)
 
 
 def continue_bench(
@@ -526,7 +520,7 @@ def continue_bench(
     stored = stored_of(folder, around.baseline)
     with folder.claim() as claim:
         _keep_baseline(folder, around.baseline)
-        return _inspected(inputs, folder, around, stored, claim)
+        return _run(inputs, folder, around, stored, claim)
 
 
 def _keep_baseline(folder: BenchFolder, baseline: Path | None) -> None:
@@ -569,7 +563,7 @@ def dry_run(inputs: BenchInputs, folder: BenchFolder) -> dict[str, Any]:
     }
 
 
-def _inspected(
+def _run(
     inputs: BenchInputs,
     folder: BenchFolder,
     around: BenchIO,
@@ -588,39 +582,6 @@ def _inspected(
     dropped = folder.read_schedule().get("dropped", {})
     for host, why in dropped.items():
         around.announce(f"{host} takes no part: {why}")
-    return _jobs(inputs, folder, around, stored, claim, dropped, begun)
-
-
-def _inspection(inputs: BenchInputs, around: BenchIO, claim: Claim) -> Inspection:
-    def progress(done: int, total: int, unreached: int) -> None:
-        claim.touch()
-        around.progress(done, total, unreached)
-
-    checks = inputs.suite.check
-    assert checks is not None
-    recipe = next(
-        (each for each in inputs.recipes.values() if each.trains), next(iter(inputs.recipes.values()))
-    )
-    wanted = WantedChecks(inputs.name, checks.profile, checks.gpus, checks.group)
-    return inspect(
-        inputs.inventory,
-        recipe,
-        wanted,
-        progress=progress,
-        announce=around.announce,
-        shell=around.shell,
-    )
-
-
-def _jobs(
-    inputs: BenchInputs,
-    folder: BenchFolder,
-    around: BenchIO,
-    stored: Mapping[JobClass, Baseline],
-    claim: Claim,
-    dropped: Mapping[str, str],
-    begun: float,
-) -> Bench:
     growth = Growth(inputs, folder, stored, timed=around.minutes < math.inf)
     tasks = list(inputs.schedule.tasks)
     done = records_of(folder, tasks)
@@ -631,7 +592,7 @@ def _jobs(
     if done:
         around.announce(f"{len(done)} jobs are over already")
     jobs = Jobs(
-        folder, inputs, tasks, done, around.shell, around.spectator, growth.grown, claim, around.minutes,
+        folder, inputs, tasks, done, around.spectator, growth.grown, claim, around.minutes,
         begun=begun,
     )  # fmt: skip
     stopped = jobs.run()
@@ -656,3 +617,17 @@ def _jobs(
     folder.write_data(folder.result, document.model_dump(mode="json"))
     folder.write(folder.table, table_of(document))
     return document
+
+
+def _inspection(inputs: BenchInputs, around: BenchIO, claim: Claim) -> Inspection:
+    def progress(done: int, total: int, unreached: int) -> None:
+        claim.touch()
+        around.progress(done, total, unreached)
+
+    checks = inputs.suite.check
+    assert checks is not None
+    recipe = next(
+        (each for each in inputs.recipes.values() if each.trains), next(iter(inputs.recipes.values()))
+    )
+    wanted = WantedChecks(inputs.name, checks.profile, checks.gpus, checks.group)
+    return inspect(inputs.inventory, recipe, wanted, progress=progress, announce=around.announce)

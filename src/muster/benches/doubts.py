@@ -111,30 +111,21 @@ def _disturbed(record: JobRecord, own: Mapping[str, Sequence[_CoreSeconds]]) -> 
             continue
         seen.add(_machine(each))
         cores = each.facts.get("cores")
-        others = _others(each.cpu_use, own[_machine(each)])
-        if (
-            cores
-            and others is not None
-            and others > OTHERS * cores
-            and _busy(each.cpu_use) > (1 - IDLE) * cores
-        ):
+        others, busy = _cores_used(each.cpu_use, own[_machine(each)])
+        if cores and others > OTHERS * cores and busy > (1 - IDLE) * cores:
             yield f"other processes used {others:.1f} of {cores} cores of {each.host}"
         if (each.stolen or 0.0) > STOLEN:
             yield f"the machine that {each.host} is virtual on gave {each.stolen:.0%} of its time to others"
 
 
-def _others(use: _Use, own: Sequence[_CoreSeconds]) -> float | None:
-    """Return the cores that processes used on average which are of no job of the bench."""
-    if len(use) < 2:
-        return None
+def _cores_used(use: _Use, own: Sequence[_CoreSeconds]) -> tuple[float, float]:
+    """Return the cores that processes of no job of the bench used on average, and those that all used; zeros
+    where that is not known."""
+    if len(use) < 2 or use[-1][0] <= use[0][0]:
+        return 0.0, 0.0
     begin, end = use[0][0], use[-1][0]
     of_jobs = sum(_until(each, end) - _until(each, begin) for each in own)
-    return max(0.0, use[-1][1] - of_jobs) / (end - begin) if end > begin else None
-
-
-def _busy(use: _Use) -> float:
-    """Return the cores that all processes used on average."""
-    return use[-1][1] / (use[-1][0] - use[0][0])
+    return max(0.0, use[-1][1] - of_jobs) / (end - begin), use[-1][1] / (end - begin)
 
 
 def _until(use: _CoreSeconds, moment: float) -> float:

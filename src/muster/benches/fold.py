@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from muster.benches.schedule import Task
 from muster.benches.suite import Suite, Threshold
 from muster.benches.switches import switches_of
 from muster.core.recipe import Recipe
+from muster.core.recipes import leaves_of
 from muster.core.result import JobEntry
 from muster.core.robust import variation
 from muster.core.state import State
@@ -352,7 +353,13 @@ def comparison_of(suite: Suite, recipes: Mapping[str, Recipe], jobs: Sequence[Jo
     """
     if suite.compare is None:
         return None
-    flat = {each.name: dict(_flat(recipes[each.name].as_dict())) for each in suite.jobs}
+    flat = {
+        each.name: {
+            path: "none" if value is None or value == {} else str(value)
+            for path, value in leaves_of(recipes[each.name].as_dict()).items()
+        }
+        for each in suite.jobs
+    }
     paths = sorted({path for each in flat.values() for path in each})
     differ = [path for path in paths if len({flat[name].get(path, "") for name in flat}) > 1]
     about = [path for path in differ if _within(path, suite.compare)]
@@ -426,12 +433,3 @@ def _medians(jobs: Sequence[JobEntry]) -> dict[str, float]:
 
 def _within(path: str, about: Sequence[str]) -> bool:
     return any(path == each or path.startswith(f"{each}.") for each in about)
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every leaf by its dotted path, as text."""
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", "none" if value is None or value == {} else str(value)

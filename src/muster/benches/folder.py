@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -161,10 +161,6 @@ class BenchFolder(LockedFolder):
                     hint="without this file the job is run again",
                 ) from None
         return read
-
-    def write_schedule(self, data: Mapping[str, Any]) -> None:
-        """Write hosts and jobs."""
-        self.write_data(self.schedule, dict(data))
 
     def read_schedule(self) -> dict[str, Any]:
         """Return the written schedule. Raises RunFolderError where this is no bench's folder."""

@@ -238,7 +238,8 @@ def write_schedule(
     """Write hosts, jobs and notes; `dropped`: hosts that take no part, and why (None: as it was)."""
     if dropped is None:
         dropped = folder.read_schedule().get("dropped", {}) if folder.schedule.exists() else {}
-    folder.write_schedule(
+    folder.write_data(
+        folder.schedule,
         {
             "suite": inputs.name,
             "mark": folder.mark,
@@ -248,7 +249,7 @@ def write_schedule(
             "dropped": dict(dropped),
             "notes": list(inputs.schedule.notes),
             "jobs": [task.as_dict() for task in inputs.schedule.tasks],
-        }
+        },
     )
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from muster.benches.folder import BenchFolder, list_benches
 from muster.core.errors import RunFolderError
 
+PATIENCE = 60.0  # seconds in which jobs that are to stop have ended
+
 
 @dataclass(frozen=True)
 class BenchRow:
@@ -42,13 +44,13 @@ def bench_row(folder: BenchFolder) -> BenchRow | None:
     return BenchRow(folder, len(jobs), done, folder.controller_alive() is not False, complete, verdicts)
 
 
-def stop_bench(folder: BenchFolder, *, patience: float = 60) -> bool:
+def stop_bench(folder: BenchFolder) -> bool:
     """Ask the process that works on a bench to stop its jobs, and wait. Return whether it has ended. Raises
     RunFolderError."""
     if folder.controller_alive() is False:
         raise RunFolderError("is not running", where=folder.id)
     folder.stop_request.touch()
-    limit = time.monotonic() + patience
+    limit = time.monotonic() + PATIENCE
     while folder.controller_alive() is not False:
         if time.monotonic() >= limit:
             return False

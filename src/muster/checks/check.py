@@ -26,7 +26,6 @@ from muster.core.job import Placement
 from muster.core.recipe import Recipe
 from muster.core.recipes import lay_over, parse_override, validate
 from muster.fleet.launchers.base import interpreter as starter_of
-from muster.fleet.shell import Shell
 from muster.inputs.read import Inputs, read_recipe
 from muster.inputs.read import check as prepare_job
 from muster.store.atomic import write_json
@@ -63,7 +62,6 @@ def check(
     *,
     progress: Progress = lambda done, total, unreached: None,
     announce: Callable[[str], None] = lambda text: None,
-    shell: Shell | None = None,
 ) -> Inspection:
     """Ask every host, judge the answers, and fold the findings.
 
@@ -77,8 +75,7 @@ def check(
         job = replace(job, inventory=replace(job.inventory, hosts=hosts))
     kinds = families()
     profile = load_profile(wanted.profile, all_checks())
-    shell = shell or Shell()
-    answers = _ask(job, kinds, shell, progress)
+    answers = _ask(job, kinds, progress)
     context = _context(job, profile, wanted, answers)
     findings = without(judge(kinds, answers, context), profile.skipped)
     measured: dict[str, Any] | None = None
@@ -87,7 +84,7 @@ def check(
         bad |= {host for host, one in answers.items() if isinstance(one, UnreachableHost)}
         hosts = tuple(host for host in job.inventory.hosts if host.label not in bad)
         fit = replace(job, inventory=replace(job.inventory, hosts=hosts))
-        measured, more = together(fit, kinds, answers, context, announce, shell)
+        measured, more = together(fit, kinds, answers, context, announce)
         findings += without(more, profile.skipped)
     result = inspection(job.inventory, answers, findings, {each.name: each.why for each in all_checks()})
     return result.model_copy(
@@ -115,7 +112,7 @@ def save_inventory(inspected: Inspection, path: Path) -> int:
 
 
 def _ask(
-    job: Inputs, kinds: Sequence[Family], shell: Shell, progress: Progress
+    job: Inputs, kinds: Sequence[Family], progress: Progress
 ) -> dict[str, HostAnswers | UnreachableHost]:
     """Ask every host in both rounds. Return its answers, or why it is unreachable, by its label."""
     launch = job.recipe.launch
@@ -130,7 +127,7 @@ def _ask(
         longer={family.name: family.seconds for family in kinds if family.seconds is not None},
     )
     patience = Patience(connect=launch.connect_timeout, probe=PROBING, fanout=launch.fanout)
-    start = starter(job.launcher, launch, shell, interpreter)
+    start = starter(job.launcher, launch, interpreter)
     return survey(places, start, questions, patience, progress)
 
 

@@ -37,11 +37,11 @@ from muster.core.launch import Launch
 from muster.core.recipe import Recipe
 from muster.core.registry import warn
 from muster.failures.table import why_lost
+from muster.fleet import shell
 from muster.fleet.cause import WATCHDOG, by_sigkill, signal_name, watchdog_words
 from muster.fleet.interrupts import interrupts
-from muster.fleet.launchers.base import ssh_arguments
+from muster.fleet.launchers.openmpi import mpirun
 from muster.fleet.messages import Kernel
-from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.read import Inputs
 from muster.planner.decide import decide
@@ -72,7 +72,6 @@ def together(
     answers: Mapping[str, HostAnswers | UnreachableHost],
     context: Context,
     announce: Callable[[str], None],
-    shell: Shell,
 ) -> tuple[dict[str, Any] | None, list[Finding]]:
     """Let ranks on the job's hosts measure, and judge. Return the measurements and the findings.
 
@@ -92,7 +91,7 @@ def together(
         try:
             inventory = replace(job.inventory, hosts=tuple(hosts))
             with interrupts() as wish:
-                fabric = measure(replace(job, inventory=inventory), stop=lambda: wish.stop, shell=shell)
+                fabric = measure(replace(job, inventory=inventory), stop=lambda: wish.stop)
             data = fabric.model_dump(mode="json")
         except MusterError as error:
             blamed = [host for host in hosts if host.label == error.host]
@@ -143,7 +142,6 @@ def measure(
     asked: FabricRequest | None = None,
     watch: Watch = lambda host, event: None,
     stop: Callable[[], str | None] = lambda: None,
-    shell: Shell | None = None,
 ) -> GroupFabric:
     """Ask all questions of all hosts at once. Of the recipe only `launch` counts.
 
@@ -151,7 +149,7 @@ def measure(
     is asked a few times a second; a text ends it early. Nothing is left on the hosts. Raises InventoryError
     where a host cannot be reached, and UsageError where one lacks torch.
     """
-    asked, shell = asked or FabricRequest(), shell or Shell()
+    asked = asked or FabricRequest()
     hosts = inputs.inventory.hosts
     most = sum(host.slots or _MOST_SLOTS for host in hosts)  # how many it will be is not known yet
     launch = inputs.recipe.launch.model_copy(update={"timeout": asked.grown(most).limit})
@@ -159,7 +157,7 @@ def measure(
     job_id = f"fabric-{secrets.token_hex(4)}"
     places = place([(host, host.slots or 1) for host in hosts])
     began = time.monotonic()
-    with Supervisor(places, inputs.launcher, launch, job_id, shell) as supervisor:
+    with Supervisor(places, inputs.launcher, launch, job_id) as supervisor:
         facts = supervisor.greet(_greeting(inputs.recipe, places, job_id))
         _check_torch(facts)
         decided = decide(inputs, facts)
@@ -185,7 +183,7 @@ def measure(
     hello = None
     if inputs.launcher_name == "openmpi" and "mpi" in asked.questions and not outcome.stopped:
         python = str(facts[hosts[0].label]["python"])
-        hello = mpi_hello(hosts, launch, python, asked.patience, shell)
+        hello = mpi_hello(hosts, launch, python, asked.patience)
     first = orders[job.placements[0].host]
     return collector.result(
         outcome,
@@ -498,15 +496,7 @@ _MARK = "muster-mpi "
 def mpi_hello_argv(hosts: Sequence[Host], launch: Launch, python: str) -> list[str]:
     """Return the mpirun command: one rank per host, reached as the launcher `openmpi` reaches it. Pure."""
     return [
-        "mpirun",
-        "--allow-run-as-root",
-        "--bind-to", "none",
-        "--wdir", "/",
-        "--mca", "plm_rsh_agent", "ssh",
-        "--mca", "plm_rsh_args", " ".join(ssh_arguments(launch)),
-        "--mca", "plm_rsh_no_tree_spawn", "1",
-        "--mca", "orte_keep_fqdn_hostnames", "1",
-        *launch.options,
+        *mpirun(launch),
         "-np", str(len(hosts)),
         "--host", ",".join(f"{host.address}:1" for host in hosts),
         "--map-by", "node",
@@ -514,7 +504,7 @@ def mpi_hello_argv(hosts: Sequence[Host], launch: Launch, python: str) -> list[s
     ]  # fmt: skip
 
 
-def mpi_hello(hosts: Sequence[Host], launch: Launch, python: str, patience: float, shell: Shell) -> MpiHello:
+def mpi_hello(hosts: Sequence[Host], launch: Launch, python: str, patience: float) -> MpiHello:
     """Run it. What fails is in the result's `problem`."""
     argv = mpi_hello_argv(hosts, launch, python)
     began = time.monotonic()

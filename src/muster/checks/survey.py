@@ -18,11 +18,12 @@ from muster.checks.unreachable import ConnectionEnd, UnreachableHost, explain
 from muster.core.errors import JobError
 from muster.core.job import Placement
 from muster.core.launch import Launch
+from muster.fleet import shell
 from muster.fleet.agents import Loop
 from muster.fleet.connection import Connection
 from muster.fleet.interrupts import interrupts
 from muster.fleet.launchers.base import BOOTSTRAP
-from muster.fleet.shell import Process, Shell
+from muster.fleet.shell import Process
 from muster.fleet.transport import PipeWire
 
 # ----------------------------------------------------------------------------------------------------
@@ -375,7 +376,7 @@ def survey(
 
 
 def starter(
-    launcher: ModuleType, launch: Launch, shell: Shell, interpreter: str
+    launcher: ModuleType, launch: Launch, interpreter: str
 ) -> Callable[[Placement], Process]:
     """Return a function that starts a probe's interpreter on a host: as the launcher runs plain commands.
 

@@ -25,11 +25,11 @@ def err_console() -> Console:
     return SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
-def out_console(*, soft_wrap: bool = True, width: int | None = None) -> Console:
+def out_console(*, soft_wrap: bool = True) -> Console:
     """Return the console for results."""
     from muster.cli.console import SafeConsole
 
-    return SafeConsole(highlight=False, soft_wrap=soft_wrap, width=width)
+    return SafeConsole(highlight=False, soft_wrap=soft_wrap)
 
 
 def say(text: object, *, end: str = "\n", err: bool = False) -> None:

@@ -154,7 +154,8 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
     shared: dict[str, Any] = {
         "required": required,
         "metavar": about.metavar,
-        "shell_complete": _completer(about.complete),
+        "shell_complete": about.complete
+        and (lambda ctx, _, begun: candidates(about.complete, begun, ctx.params.get("root") or Path("runs"))),
     } | ({"default": default} if shows_default else {})
     if isinstance(about, Argument):
         made = _Argument([name], type=_type(kind, None), nargs=-1 if many else 1, **shared)
@@ -184,15 +185,3 @@ def _type(kind: Any, least: float | None) -> Any:
     if typing.get_origin(kind) is Literal:
         return click.Choice(typing.get_args(kind))
     return _Text(Path if kind is Path else str)
-
-
-def _completer(
-    names: Names | None,
-) -> Callable[[click.Context, click.Parameter, str], list[str]] | None:
-    if names is None:
-        return None
-
-    def complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
-        return candidates(names, begun, ctx.params.get("root") or Path("runs"))
-
-    return complete

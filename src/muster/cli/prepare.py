@@ -9,7 +9,7 @@ from muster.cli.options import Hosts, Json, split_words
 from muster.cli.output import err_console, out_console, print_json, say
 from muster.cli.parameters import Argument, Option
 from muster.core.errors import JobError, UsageError
-from muster.core.units import check_seconds, format_bytes, format_seconds
+from muster.core.units import check_timeout, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from muster.inputs.read import Inputs
@@ -88,7 +88,7 @@ def prepare(
     ):
         if clash:
             raise UsageError(f"{names} do not go together", hint="muster prepare --help")
-    check_seconds(timeout, "--timeout")
+    check_timeout(timeout)
     hosts, named, changes = split_words(words, given, ("HOSTS", "RECIPE"))
     if "RECIPE" not in named:
         raise UsageError(

@@ -131,8 +131,8 @@ def _show_run(folder: RunFolder, *, json: bool) -> int:
     if json:
         print_json(
             {
-                "id": shown.run.id,
-                "path": str(shown.run.path),
+                "id": folder.id,
+                "path": str(folder.path),
                 "state": shown.state,
                 "step": shown.step,
                 "total_steps": shown.total_steps,
@@ -142,7 +142,7 @@ def _show_run(folder: RunFolder, *, json: bool) -> int:
             }
         )
         return 0
-    say(shown.run.id)
+    say(folder.id)
     if shown.result:
         print_result(shown.result)
     else:
@@ -157,8 +157,7 @@ def _show_run(folder: RunFolder, *, json: bool) -> int:
         say(f"  {shown.state}: {queued(folder) or step}; hosts {hosts}")
     if shown.damage:
         say(f"  {'damaged':<22} {shown.damage}")
-    at = shown.run
-    say_places(folder=at.path, report=at.report, logs=at.logs, profile=at.profile)
-    if at.model.is_dir():
+    say_places(folder=folder.path, report=folder.report, logs=folder.logs, profile=folder.profile)
+    if folder.model.is_dir():
         print_afterwards(folder)
     return 0

@@ -286,11 +286,10 @@ def _is_here(host: Host) -> bool:
 
 def _parse_local(text: str, first: str | None, second: str | None) -> Inventory:
     """Parse `local:2`, one host with two slots, and `local:2x1`, two pretend hosts with one slot each."""
-    if first is None:
-        return Inventory((Host("local", None),), "local", text)
-    if second is None:
-        return Inventory((Host("local", _slots(first, where=text)),), "local", text)
-    count, slots = _slots(first, where=text), _slots(second, where=text)
+    count = None if first is None else _slots(first, where=text)
+    if count is None or second is None:
+        return Inventory((Host("local", count),), "local", text)
+    slots = _slots(second, where=text)
     return Inventory(tuple(Host(f"local{i}", slots) for i in range(count)), "local", text)
 
 

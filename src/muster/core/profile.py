@@ -126,12 +126,17 @@ class StepProfile(Part):
         took = f"{format_seconds(self.step_seconds)} a step under the profiler{usual}"
         first = f"{self.verdict}; rank {self.rank}, step {self.first_step}{last}, {took}"
         kind = "longest operators" if self.busy is None else "longest kernels"
+        kernels = "; ".join(
+            f"{_stem(each.name)} {_percent(each.share)}, {_count(each.calls)} a step"
+            for each in self.kernels[:NAMED]
+        )
+        copied = ", ".join(f"{where} {format_bytes(count)}" for where, count in self.copied.items())
         return [
             ("a step", first),
-            *([(kind, "; ".join(map(_of_step, self.kernels[:NAMED])))] if self.kernels else []),
+            *([(kind, kernels)] if self.kernels else []),
             *([("launches", f"{_count(self.launches)} a step")] if self.launches is not None else []),
             *([("waits for the device", _waits(self.waits))] if self.busy is not None else []),
-            *([("copied", _copied(self.copied))] if self.copied else []),
+            *([("copied", f"{copied} a step")] if self.copied else []),
         ]
 
 
@@ -153,10 +158,6 @@ def _short(kernel: KernelTime) -> str:
     return f"{_stem(kernel.name)} ({_percent(kernel.share)})"
 
 
-def _of_step(kernel: KernelTime) -> str:
-    return f"{_stem(kernel.name)} {_percent(kernel.share)}, {_count(kernel.calls)} a step"
-
-
 def _waits(waits: Sequence[DeviceWait]) -> str:
     if not waits:
         return "none"
@@ -167,7 +168,3 @@ def _waits(waits: Sequence[DeviceWait]) -> str:
     ]
     more = f"; {len(waits) - NAMED} more" if len(waits) > NAMED else ""
     return "; ".join(shown) + more
-
-
-def _copied(copied: dict[str, float]) -> str:
-    return ", ".join(f"{where} {format_bytes(count)}" for where, count in copied.items()) + " a step"

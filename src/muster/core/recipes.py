@@ -150,9 +150,13 @@ def load_recipe(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) 
     Raises RecipeError naming the file or the field's full path, with near names for a misspelt one.
     """
     given = [parse_override(override) for override in overrides]
-    if isinstance(source, str):
-        return validate(lay_over(read_layers(source), given), where=source)
-    return validate(lay_over(layers_of(source, Path.cwd() / "recipe"), given), where="the recipe")
+    where = source if isinstance(source, str) else "the recipe"
+    return validate(lay_over(_whole(source), given), where=where)
+
+
+def _whole(source: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe with everything that it inherits; not validated yet."""
+    return read_layers(source) if isinstance(source, str) else layers_of(source, Path.cwd() / "recipe")
 
 
 # Of a recipe below, what is not said: what a model or a data set replaces as a whole, measuring, and values
@@ -176,24 +180,23 @@ def inherited(source: str | Mapping[str, Any], overrides: Iterable[str] = ()) ->
         own, parents = {}, [path.stem] if given else []
     if not parents:
         return "", {}
-    given_paths = {key for layer in (own, *given) for key in _leaves(layer)}
-    whole = read_layers(source) if isinstance(source, str) else layers_of(source, path)
-    merged = lay_over(whole, given)
-    usual = _leaves(recipe_class(merged.get("workload"))().as_dict())
+    given_paths = {key for layer in (own, *given) for key in leaves_of(layer)}
+    merged = lay_over(_whole(source), given)
+    usual = leaves_of(recipe_class(merged.get("workload"))().as_dict())
     settings = {
         key: value
-        for key, value in _leaves(merged).items()
+        for key, value in leaves_of(merged).items()
         if key not in given_paths and value != usual.get(key) and not key.startswith(_UNSAID)
     }
     return ", ".join(Path(each).name.removesuffix(".yaml") for each in parents), settings
 
 
-def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def leaves_of(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return values by their dotted paths."""
     leaves: dict[str, Any] = {}
     for key, value in data.items():
         path = f"{prefix}{key}"
-        leaves |= _leaves(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
+        leaves |= leaves_of(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
     return leaves
 
 

@@ -264,7 +264,9 @@ def held_to(group: str, name: str, kind: type[T], base: type) -> type[T]:
             asked = _function(inspect.getattr_static(base, attribute, None))
             answers = _function(given)
             if asked and answers and not attribute.startswith("_") and not hasattr(answers, _HELD):
-                setattr(each, attribute, _as(given, _held(group, name, answers, _promised(asked))))
+                held = _held(group, name, answers, _promised(asked))
+                bound = isinstance(given, property | classmethod | staticmethod)
+                setattr(each, attribute, type(given)(held) if bound else held)
     return kind
 
 
@@ -313,13 +315,6 @@ def _function(given: Any) -> Callable[..., Any] | None:
     """Return the function of a method, class method or property; None: it is neither."""
     inner = given.fget if isinstance(given, property) else getattr(given, "__func__", given)
     return inner if inspect.isfunction(inner) else None
-
-
-def _as(given: Any, function: Callable[..., Any]) -> Any:
-    """Return the function wrapped as `given` is: as a method, class method or property."""
-    if isinstance(given, property | classmethod | staticmethod):
-        return type(given)(function)
-    return function
 
 
 def _promised(asked: Callable[..., Any]) -> Any:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from muster.core.units import parse_bytes
 
-
-def _auto_is_none(value: Any) -> Any:
-    return None if value == "auto" else value
-
-
-def _size_as_bytes(value: Any) -> Any:
-    return parse_bytes(value) or value if isinstance(value, str) else value
-
-
-Auto = BeforeValidator(_auto_is_none)
+Auto = BeforeValidator(lambda value: None if value == "auto" else value)
 # 65536, or as people write it: 64KiB.
 Bytes = Annotated[
     int,
     Field(ge=4),
-    BeforeValidator(_size_as_bytes),
+    BeforeValidator(lambda value: parse_bytes(value) or value if isinstance(value, str) else value),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 4}, {"type": "string"}]}),
 ]
 PositiveInt = Annotated[int, Field(ge=1)]

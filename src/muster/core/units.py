@@ -140,8 +140,7 @@ def format_flops(per_second: float | None) -> str:
     return f"{per_second / 1e6:.4g} MFLOP/s"
 
 
-def check_seconds(seconds: float, where: str) -> float:
-    """Return the same seconds. Raises UsageError unless they are finite and above zero."""
+def check_timeout(seconds: float) -> None:
+    """Raise UsageError unless the seconds of --timeout are finite and above zero."""
     if not 0 < seconds < math.inf:  # NaN is neither
-        raise UsageError(f"must be a finite number of seconds above 0, not {seconds:g}", where=where)
-    return seconds
+        raise UsageError(f"must be a finite number of seconds above 0, not {seconds:g}", where="--timeout")

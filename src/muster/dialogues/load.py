@@ -8,29 +8,14 @@ from typing import Any
 
 from muster.core.data import Generated
 from muster.core.errors import DataError
-from muster.dialogues.rows import (
-    USER,
-    Dialogue,
-    Turn,
-    Wanted,
-    dialogue_of,
-    field_names,
-    fields_read,
-    read_dialogues,
-)
-from muster.dialogues.spec import (
-    DialogueRecipe,
-    Source,
-    load_samples,
-    split_part,
-    texts_of,
-)
+from muster.dialogues.rows import USER, Dialogue, Turn, Wanted
+from muster.dialogues.spec import DialogueRecipe, load_samples, split_part, texts_of
 from muster.dialogues.tokens import Templates, with_template
-from muster.store.lines import Skip, Skipped, each_made
-from muster.store.records import LoadedSamples, Splits, left_note
+from muster.store.lines import Skipped
+from muster.store.records import LoadedSamples
 from muster.worker.context import Context
 from muster.worker.data import sqlgen
-from muster.worker.data.hub import held_part, hub_parts, unused_parts
+from muster.worker.data.hub import hub_samples
 from muster.worker.data.sqlgen.wrong import wrong_queries
 from muster.worker.data.tokenizer import load_tokenizer, train_tokenizer, without_end
 from muster.worker.decoders import make_config
@@ -50,13 +35,13 @@ def samples_of(context: Context, recipe: DialogueRecipe) -> LoadedSamples[Dialog
 def read(recipe: DialogueRecipe, cache: Path, *, may_write: bool) -> LoadedSamples[Dialogue]:
     """Read the samples of files, of a hub, or generated ones in `cache`. Raises DataError."""
     if recipe.data.sources():
-        return load_samples(recipe, _from_hub)
+        return load_samples(recipe, hub_samples)
     generated = recipe.data.generated or Generated()
     if may_write:
         sqlgen.build(cache, seed=generated.seed, train=generated.train, validation=generated.validation)
-    plain = Wanted("question", "sql", answered=True)
+    plain = Wanted("question", "sql", answered=True).form
     train, held = (
-        _asked(list(read_dialogues([cache / name], plain)), wrong=recipe.pairs, seed=generated.seed)
+        _asked(list(plain.read([cache / name])), wrong=recipe.pairs, seed=generated.seed)
         for name in ("train.jsonl", "validation.jsonl")
     )
     return LoadedSamples(split_part(recipe.data, train)[: recipe.data.limit], held)
@@ -69,25 +54,6 @@ def _asked(samples: list[Dialogue], *, wrong: bool, seed: int) -> list[Dialogue]
         return asked
     queries = wrong_queries([(str(each.answer), Path(str(each.database))) for each in asked], seed)
     return [replace(each, rejected=query) for each, query in zip(asked, queries, strict=True)]
-
-
-def _from_hub(
-    source: Source, wanted: Wanted, skip: Skip | None, splits: Splits | None = None
-) -> tuple[list[Dialogue], list[Dialogue], list[str]]:
-    """Read a hub data set. -> samples to train on, those that are held out, and notes of what is not used.
-    Raises DataError."""
-    assert source.name
-    loaded = hub_parts(source.name, source.subset, splits)
-    held_name = held_part(loaded)
-    parts: dict[str, list[Dialogue]] = {}
-    for name in filter(None, ("train", held_name)):
-        placed = ((f"{source.name}, {name}[{number}]", row) for number, row in enumerate(loaded[name]))
-        parts[name] = list(each_made(placed, lambda row, place: dialogue_of(row, wanted, place), skip))
-    first: dict[str, Any] = next(iter(loaded["train"]), {})
-    notes = left_note(source.name, field_names(first), fields_read(first, wanted))
-    unused = unused_parts(loaded, held_name)
-    notes += [f"{source.name}: not used: {', '.join(unused)}"] if unused else []
-    return parts["train"], parts[held_name] if held_name else [], notes
 
 
 def _digest(samples: LoadedSamples[Dialogue]) -> str:

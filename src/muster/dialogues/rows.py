@@ -7,14 +7,14 @@ begin.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from muster.core.errors import DataError
-from muster.store.lines import MISSING, Skip, check_unicode, text_of, value_at
-from muster.store.records import read_samples
+from muster.store.lines import MISSING, check_unicode, text_of, value_at
+from muster.store.records import RowForm
 
 # Fields that are looked for where the recipe names none; the first that a row has.
 PROMPTS = ("prompt", "messages", "conversations", "instruction", "question")
@@ -77,21 +77,15 @@ class Wanted:
     pairs: bool = False  # there is a rejected one as well
 
     @property
-    def fields(self) -> tuple[str, ...]:
-        """All that may be read."""
-        named = (self.prompt, self.answer, self.rejected)
-        return (*(name for name in named if name), *PROMPTS, *ANSWERS, *REJECTED, INPUT, "database", *BEFORE)
-
-
-def read_dialogues(
-    files: Iterable[Path], wanted: Wanted, *, limit: int | None = None, skip: Skip | None = None
-) -> Iterator[Dialogue]:
-    """Read the dialogues of files. Raises DataError as `read_samples` does."""
-
-    def make(row: Mapping[str, Any], place: str, folder: Path) -> Dialogue:
-        return dialogue_of(row, wanted, place, folder)
-
-    return read_samples(files, make, fields=wanted.fields, limit=limit, skip=skip)
+    def form(self) -> RowForm[Dialogue]:
+        """How rows become dialogues."""
+        named = [name for name in (self.prompt, self.answer, self.rejected) if name]
+        return RowForm(
+            lambda row, place, folder: dialogue_of(row, self, place, folder),
+            (*named, *PROMPTS, *ANSWERS, *REJECTED, INPUT, "database", *BEFORE),
+            lambda row, _: fields_read(row, self),
+            field_names,
+        )
 
 
 def dialogue_of(

@@ -46,16 +46,12 @@ class Scorer:
                 clean_up_tokenization_spaces=False,
             )
         ]
-        total = [0.0] * len(samples)
-        for values in (
+        by_source = (
             self._by_model(samples, answers),
             self._by_function(samples, texts),
             self._by_execution(samples, texts),
-        ):
-            total = (
-                [one + other for one, other in zip(total, values or total, strict=True)] if values else total
-            )
-        return total
+        )
+        return [sum(each, 0.0) for each in zip(*filter(None, by_source), strict=True)]
 
     def _by_model(self, samples: Sequence[Dialogue], answers: Sequence[Sequence[int]]) -> list[float] | None:
         if self.model is None:

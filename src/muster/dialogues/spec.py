@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -29,10 +28,7 @@ from muster.dialogues.rows import (
     Dialogue,
     Turn,
     Wanted,
-    field_names,
-    fields_read,
     prompt_too_long,
-    read_dialogues,
 )
 from muster.store.lines import Skipped
 from muster.store.records import (
@@ -42,8 +38,6 @@ from muster.store.records import (
     held_note,
     hold_out,
     parts_of,
-    unread_note,
-    unused_note,
 )
 from muster.store.tokens import COUNTED, Counter, all_of, counter, named_tokenizer, some_of, too_long
 
@@ -308,26 +302,20 @@ def texts_of(sample: Dialogue) -> list[str]:
 
 
 def load_samples(recipe: DialogueRecipe, hub: Any = None) -> LoadedSamples[Dialogue]:
-    """Load the recipe's samples. `hub`: reads one that has a hub name, (source, wanted, skip, splits) ->
-    (train, held out, notes). Raises DataError with the file and the line."""
-    data, wanted = recipe.data, recipe.wanted
+    """Load the recipe's samples. `hub`: reads those that have a hub name, `hub_samples`. Raises DataError
+    with the file and the line."""
+    data, form = recipe.data, recipe.wanted.form
     skipped = Skipped()
     skip = skipped.where(data.bad)
     trains, helds, abouts, notes = [], [], list[str](), list[str]()
     for source in data.sources():
         if source.path:
-            files = find_data(Path(source.path).expanduser(), recipe.splits)
-            train = list(read_dialogues(files.train, wanted, skip=skip))
-            held = list(read_dialogues(files.validation, wanted, skip=skip)) if files.validation else []
-            abouts.append(source.path)
-            notes += unused_note(files)
-            notes += unread_note(
-                files.train[0], partial(fields_read, wanted=wanted), wanted.fields, field_names
-            )
+            read = form.load(Path(source.path).expanduser(), recipe.splits, skip=skip)
         else:
-            train, held, more = hub(source, wanted, skip, recipe.splits)
-            notes += more
-            abouts.append(str(source.name))
+            read = hub(form, source.name, source.subset, recipe.splits, skip=skip)
+        train, held = read.train, read.held_out
+        abouts.append(source.path or str(source.name))
+        notes += read.notes
         if not held:
             count = len(train)
             train, held = parted(train, data.validation_fraction, recipe.train.seed, abouts[-1])

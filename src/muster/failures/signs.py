@@ -18,7 +18,7 @@ from muster.failures.collectives import HINTS as COLLECTIVES
 from muster.failures.collectives import Collectives
 from muster.failures.events import HINTS as EVENTS
 from muster.failures.events import OVER, PodEvent, event_of
-from muster.failures.table import Blame, Recognised, Weight, find, known_failures, phrases
+from muster.failures.table import Blame, KnownFailure, Recognised, Weight, find, known_failures, phrases
 
 LONGEST = 300  # characters of a reason
 
@@ -408,6 +408,16 @@ class Sign:
         return "work" if mistake else "unknown"
 
     @property
+    def entry(self) -> KnownFailure | None:
+        """The table's entry, where it is one of its failures."""
+        return known_failures().get(self.failure or "")
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether it only reports that something else, or another rank, has failed."""
+        return self.entry is not None and self.entry.is_echo
+
+    @property
     def points(self) -> bool:
         """Whether it is an exception that only tells where its cause is told."""
         return self.weight == "exception" and bool(_POINTS.search(self.text))
@@ -625,7 +635,7 @@ class Signs:
     def offhand(self, sign: Sign) -> bool:
         """Return whether a program only mentions in passing what else would be the cause: not by an
         exception, a level or an exit, and nothing that befalls a host."""
-        entry = known_failures().get(sign.failure or "")
+        entry = sign.entry
         plain = sign.weight == "cause" and not (is_exception(sign.text) or self.traceback or self.broke)
         return plain and entry is not None and entry.blame != "host" and not _LEVEL.search(sign.text)
 
@@ -687,7 +697,7 @@ class Signs:
         later = [each for each in raised if (each.number or 0) > (best.number or 0)]
         if self.in_a_sentence(best):
             return next(iter(later), best)
-        entry = known_failures().get(best.failure or "")
+        entry = best.entry
         on = self.passed(best) or (entry is not None and entry.blame != "host")
         sure = (each for each in later if each.code and (_MISTAKE.match(each.text) or (on and each.uncaught)))
         return next(sure, best)
@@ -695,7 +705,7 @@ class Signs:
     def _before(self, best: Sign) -> Sign:
         """Return an exception that another rank raised earlier, by its time stamps, than one whose name is in
         the table. Else the same sign."""
-        entry = known_failures().get(best.failure or "")
+        entry = best.entry
         if entry is None or entry.blame != "work" or not best.code or best.when is None:
             return best
         raised = (each for each in self._all() if each.weight == "exception" and each.code)
@@ -811,7 +821,7 @@ class Signs:
             return True
         if not (is_exception(text) and self.traceback):
             return False
-        before, after = known_failures().get(old.failure or ""), known_failures().get(failure or "")
+        before, after = old.entry, known_failures().get(failure or "")
         start = before is not None and before.phase not in ("training", "checkpoint", "resume")
         later = start and after is not None and after.phase in ("training", "checkpoint")
         passing = not old.code and not is_exception(old.text) and not _LEVEL.search(old.text)
@@ -823,7 +833,7 @@ class Signs:
         entry = find(self.last) if self.last and self.spot else None
         if entry is None or entry.phrase.weight != "symptom" or self.spot is None:
             return None
-        own = entry.failure.blame != "peer" and entry.failure.retry != "by cause"
+        own = not entry.failure.is_echo
         return entry.failure.id if own and (self.spot.number or 0) - self.last_number <= _NEAR else None
 
     def _rank(self) -> int | None:
@@ -835,7 +845,7 @@ class Signs:
         failed by another one. But no program means to catch a full device, or a row that cannot be read."""
         rank = self._rank()
         for key, sign in list(self.now.items()):
-            entry = known_failures().get(sign.failure or "")
+            entry = sign.entry
             kept = entry is not None and (entry.phase in ("training", "checkpoint") or entry.id == BAD_ROW)
             own = sign.rank == rank and sign.text in self.chains.get(rank, ())
             if own and sign.weight in ("cause", "exception") and not kept:

@@ -78,6 +78,11 @@ class KnownFailure:
     proof: str | None = None
     check: str | None = None
 
+    @property
+    def is_echo(self) -> bool:
+        """Whether it only follows from the failure of something else, or of another rank."""
+        return self.blame == "peer" or self.retry == "by cause"
+
     def remedy_on(self, host: str | None) -> str:
         """Return the remedy as it is shown to people. `host`: where it failed; None: not known."""
         return self.remedy.replace("{host}", host or "HOST")

@@ -18,12 +18,13 @@ from typing import Any, Generic, TypeVar
 from muster.core.errors import BrokenPluginError
 from muster.core.job import Placement
 from muster.core.launch import Launch
+from muster.fleet import shell
 from muster.fleet.addresses import own_addresses
 from muster.fleet.connection import NOISE, Connection, LineSplitter
 from muster.fleet.launchers.base import ControllerAddress, Request
 from muster.fleet.listener import ProvenPeer, SecretListener
 from muster.fleet.messages import Check
-from muster.fleet.shell import Process, Shell, more_files
+from muster.fleet.shell import Process, more_files
 from muster.fleet.transport import PipeWire, SocketWire, Wire
 
 TICK = 0.1
@@ -116,7 +117,6 @@ class Fleet(Loop[Connection]):
         launcher: ModuleType,
         launch: Launch,
         job_id: str,
-        shell: Shell,
         source: bytes,
         check: Check | None = None,
     ) -> None:
@@ -126,7 +126,6 @@ class Fleet(Loop[Connection]):
         self.dials: bool = launcher.DIALS
         self.links = [Connection(place, check) for place in places]
         self._by_host = {link.place.host: link for link in self.links}
-        self._shell = shell
         self._starters: list[_Starter] = []
         self._listener: SecretListener | None = None
         self._beaten = 0.0
@@ -178,7 +177,7 @@ class Fleet(Loop[Connection]):
         while self._waiting and (connecting < self.launch.fanout or self._waiting[0].dials):
             request = self._waiting.popleft()
             env = {**os.environ, **request.env} if request.env else None
-            process = self._shell.start(list(request.argv), env=env)
+            process = shell.start(list(request.argv), env=env)
             for host in request.hosts:
                 self._by_host[host].begun = time.monotonic()
             connecting += len(request.hosts)

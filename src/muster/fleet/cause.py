@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from muster.core.job import Placement
@@ -20,6 +19,9 @@ from muster.store import events
 
 UNRESOLVED = "dns_unresolved"
 _ADDRESSES = re.compile(r"addresses of \((\S+), \d+\)")
+# What a host's rank printed, some lines at a time; None: what its command itself printed.
+Words = Callable[[str, int | None], Iterable[Sequence[str]]]
+_Cause = tuple[Sign, str, int | None]  # with the host and the rank that print it
 _ACCOUNT = re.compile(r"exitcode +: (-?\d+)")  # torchrun's, of a rank
 
 if TYPE_CHECKING:
@@ -29,16 +31,6 @@ WATCHDOG = "nccl_watchdog_timeout"
 CRASHES = (signal.SIGILL, signal.SIGTRAP, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
 _SIGNALS: dict[int, str] = {signal.SIGBUS: "bus_error", signal.SIGHUP: "hangup"}  # -> the table's entry
 LAST_WORDS = "its log in the run folder has its last words"  # where nothing is known of why
-
-
-@dataclass(frozen=True)
-class _Witness:
-    """A rank that lost its connection to another one: its failure says nothing about its own host."""
-
-    host: str
-    rank: int | None
-    what: str
-    failure: str | None
 
 
 def judge_outcome(
@@ -55,10 +47,12 @@ def judge_outcome(
     The host that failed first is examined first: the others were stopped because of it.
     """
     exits = dict(sorted(outcome.exits.items(), key=lambda item: item[0] != outcome.first_failed))
-    reports, witnesses = [], []
+    # Of ranks that lost their connection to another one, whose failure says nothing about their own hosts.
+    witnesses: list[Sign] = []
+    reports = []
     for event in failed:  # in the order of arrival: hosts' clocks differ
         if not event.usage and blame_of(event.id) == "peer":
-            witnesses.append(_Witness(event.host or "", event.rank, event.what, event.id))
+            witnesses.append(Sign("symptom", event.id, event.what, event.host or "", event.rank))
         else:
             reports.append(event)
     if outcome.stopped:
@@ -79,7 +73,7 @@ def judge_outcome(
         if death.signal == signal.SIGABRT:
             words = watchdog_words(rank_log(host, death.rank).splitlines())
             if words:  # NCCL's watchdog ends the rank that waited, and not the one that it waited for
-                witnesses.append(_Witness(host, death.rank, words, WATCHDOG))
+                witnesses.append(Sign("symptom", WATCHDOG, words, host, death.rank))
                 continue
         if death.signal != signal.SIGTERM:  # schedulers and launchers end all ranks by SIGTERM
             return State.FAILED, _killed(host, death, outcome.kernel.get(host, Kernel()))
@@ -114,10 +108,9 @@ def judge_outcome(
 
 
 def judge_command(
-    outcome: Outcome, words: Callable[[str, int | None], Iterable[Sequence[str]]], places: Sequence[Placement]
+    outcome: Outcome, words: Words, places: Sequence[Placement]
 ) -> tuple[RunEnd, Failure | None]:
-    """Return how a user's command ended: succeeded where it ended with exit code 0 on all hosts. `words`:
-    what a host's rank printed, some lines at a time; None: what its command itself printed.
+    """Return how a user's command ended: succeeded where it ended with exit code 0 on all hosts.
 
     The host that failed first is read first. What ranks print counts before what was seen from outside. A
     rank that was killed prints nothing, and then the others only report that they lost it.
@@ -134,11 +127,11 @@ def judge_command(
         return status, failure
     ordered = ordered[:1] if killed else ordered
     by_host = {place.host: place for place in places}
-    cause: tuple[Sign, str, int | None] | None = None
+    cause: _Cause | None = None
     for host in ordered:
         for rank in (*by_host[host].ranks, None):
             sign = sign_of(words(host, rank))
-            if sign and not _is_echo(sign) and (cause is None or order(sign.weight) < order(cause[0].weight)):
+            if sign and not sign.is_echo and (cause is None or order(sign.weight) < order(cause[0].weight)):
                 cause = sign, host, rank
     # No line says why, or one does that follows from another.
     if cause is None or cause[0].weight in ("exit", "crash"):
@@ -157,7 +150,7 @@ def judge_command(
             what = _killed(host, left, Kernel()).what if left.signal > 0 else ended
             failure = Failure(what=what, where=f"rank {rank}", host=host, hint=LAST_WORDS)
         return status, _with_last_words(failure, words, by_host[host], rank)
-    entry = known_failures().get(sign.failure or "")
+    entry = sign.entry
     if sign.weight == "killed":  # a launcher sees the signal; the kernel knows who sent it
         pid = re.search(r"\bpid:? (\d+)", sign.text)
         who = "a rank" if rank is None else f"rank {rank}"
@@ -175,9 +168,7 @@ def judge_command(
     )
 
 
-def unresolved(
-    words: Callable[[str, int | None], Iterable[Sequence[str]]], places: Sequence[Placement]
-) -> Failure | None:
+def unresolved(words: Words, places: Sequence[Placement]) -> Failure | None:
     """Return the failure of a rank that kept asking for a name that its host cannot resolve; None: there is
     none."""
     entry = known_failures()[UNRESOLVED]
@@ -196,9 +187,7 @@ def unresolved(
     return None
 
 
-def _killed_before(
-    outcome: Outcome, words: Callable[[str, int | None], Iterable[Sequence[str]]]
-) -> tuple[Sign, str, int | None] | None:
+def _killed_before(outcome: Outcome, words: Words) -> _Cause | None:
     """Return what torchrun reports of a killed rank on a host that was stopped. torchrun is slow to report:
     the host of a rank that only lost the killed one may have failed first. A signal that stops a host ends
     torchrun with its ranks, so then there is no such report."""
@@ -209,33 +198,18 @@ def _killed_before(
     return None
 
 
-def _raised_before(
-    outcome: Outcome,
-    words: Callable[[str, int | None], Iterable[Sequence[str]]],
-    places: Mapping[str, Placement],
-) -> tuple[Sign, str, int | None] | None:
+def _raised_before(outcome: Outcome, words: Words, places: Mapping[str, Placement]) -> _Cause | None:
     """Return the exception of a rank on a host that was stopped: gloo ends the rank that lost it by SIGABRT,
     and the torchrun of that rank may report first."""
     for host, (_, reason) in outcome.exits.items():
         for rank in places[host].ranks if reason == "stopped" and host in places else ():
             sign = sign_of(words(host, rank))
-            if sign and sign.weight == "exception" and not _is_echo(sign):
+            if sign and sign.weight == "exception" and not sign.is_echo:
                 return sign, host, rank
     return None
 
 
-def _is_echo(sign: Sign) -> bool:
-    """Return whether a line only reports that something else, or another rank, has failed."""
-    entry = known_failures().get(sign.failure or "")
-    return entry is not None and (entry.retry == "by cause" or entry.blame == "peer")
-
-
-def _with_last_words(
-    failure: Failure,
-    words: Callable[[str, int | None], Iterable[Sequence[str]]],
-    place: Placement,
-    first: int | None = None,
-) -> Failure:
+def _with_last_words(failure: Failure, words: Words, place: Placement, first: int | None = None) -> Failure:
     """Add the last line that a rank of the host printed, or else its command, where no cause is named."""
     for rank in (*((first,) if first is not None else place.ranks), None):
         last = ""
@@ -268,7 +242,7 @@ def watchdog_words(log: Iterable[str]) -> str | None:
     return next(matching, None)
 
 
-def _missed(witnesses: Sequence[_Witness], done: set[int], places: Sequence[Placement]) -> Failure:
+def _missed(witnesses: Sequence[Sign], done: set[int], places: Sequence[Placement]) -> Failure:
     """Return the failure of a rank that others lost, with its host where only one is possible."""
     speaking = {witness.rank for witness in witnesses} | done
     silent = {
@@ -277,19 +251,19 @@ def _missed(witnesses: Sequence[_Witness], done: set[int], places: Sequence[Plac
         if any(rank not in speaking for rank in place.ranks)
     }
     first = witnesses[0]
-    words = " ".join(witness.what for witness in witnesses)
+    words = " ".join(witness.text for witness in witnesses)
     named = [
         place.host
         for place in places
         if place.host in silent and any(_names(name, words) for name in (place.host, place.address))
     ]
     candidates = named if len(named) == 1 else list(silent)
-    who = f"rank {first.rank} on {first.host}" if first.rank is not None else first.host
+    who = f"rank {first.rank} on {first.host}" if first.rank is not None else str(first.host)
     if len(candidates) == 1:
         ranks = silent[candidates[0]]
         where = f"rank {', '.join(map(str, ranks))}"
         return Failure(
-            what=f"{where} stopped answering; {who} says: {first.what}",
+            what=f"{where} stopped answering; {who} says: {first.text}",
             where=where,
             host=candidates[0],
             hint=f"look at {candidates[0]} and its network",
@@ -297,7 +271,7 @@ def _missed(witnesses: Sequence[_Witness], done: set[int], places: Sequence[Plac
         )
     others = f"one of {', '.join(candidates)}" if candidates else "one of the others"
     return Failure(
-        what=f"{who} lost another rank: {first.what}",
+        what=f"{who} lost another rank: {first.text}",
         hint=f"that rank, on {others}, is the cause; which one is not known: see the hosts' logs",
         id=first.failure,
     )

@@ -13,7 +13,8 @@ from pathlib import Path, PurePosixPath
 
 from muster.core.errors import HostError, JobError
 from muster.core.job import Facts, Job, Placement
-from muster.fleet.shell import Process, Shell
+from muster.fleet import shell
+from muster.fleet.shell import Process
 from muster.store import events
 from muster.store.runfolder import RunFolder
 from muster.store.sealed import Files, compare
@@ -30,7 +31,7 @@ PAUSE = 3.0  # seconds between them
 
 
 def fetch_model(
-    remote: Remote, shell: Shell, place: Placement, base: str, run: RunFolder, files: Files | None = None
+    remote: Remote, place: Placement, base: str, run: RunFolder, files: Files | None = None
 ) -> None:
     """Copy `base`/model into the run folder, through a temporary file, since models can be large. It is tried
     ATTEMPTS times: a training costs too much to depend on one connection. `files`: what has to arrive, with
@@ -38,7 +39,7 @@ def fetch_model(
     hint = f"it is still there: {place.address}:{shlex.quote(base)}/model"
     for left in reversed(range(ATTEMPTS)):
         try:
-            _fetch(remote, shell, place, base, "model", run)
+            _fetch(remote, place, base, "model", run)
             if files and (wrong := compare(str(run.model), files)[0]):
                 shutil.rmtree(run.model)
                 raise ValueError(wrong)
@@ -53,7 +54,7 @@ def fetch_model(
 
 
 def fetch_profiles(
-    remote: Remote, shell: Shell, job: Job, facts: Facts, run: RunFolder, profiled: list[events.Profiled]
+    remote: Remote, job: Job, facts: Facts, run: RunFolder, profiled: list[events.Profiled]
 ) -> None:
     """Copy profiles into the run folder. The events' paths become those in it; where a host cannot be asked,
     they name the place on that host."""
@@ -63,7 +64,7 @@ def fetch_profiles(
             continue
         there = f"{place.address}:"
         try:
-            _fetch(remote, shell, place, facts[place.host]["base"], "profile", run)
+            _fetch(remote, place, facts[place.host]["base"], "profile", run)
             there = ""
         except (JobError, tarfile.TarError, OSError, ValueError):
             pass  # the run is what it is without it; the note says where it lies
@@ -74,7 +75,7 @@ def fetch_profiles(
 
 
 def copy_between(
-    remote: Remote, shell: Shell, source: tuple[Placement, str], target: tuple[Placement, str], name: str
+    remote: Remote, source: tuple[Placement, str], target: tuple[Placement, str], name: str
 ) -> None:
     """Copy a folder `name` out of one host's folder into another's, through this machine, which keeps
     nothing.
@@ -120,7 +121,7 @@ def _ended(process: Process) -> Iterator[None]:
                     stream.close()
 
 
-def _fetch(remote: Remote, shell: Shell, place: Placement, base: str, name: str, run: RunFolder) -> None:
+def _fetch(remote: Remote, place: Placement, base: str, name: str, run: RunFolder) -> None:
     """Copy `base`/`name` to the run folder's `name`; a folder's files go beside those that are there already.
     """
     argv = remote(place, ["sh", "-c", _SCRIPT, "sh", base, name])

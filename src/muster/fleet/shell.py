@@ -21,52 +21,49 @@ class NotStarted(JobError):
     """A program that the system could not start."""
 
 
-class Shell:
-    """Starts the system's processes."""
+def start(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
+    """Start `argv` with pipes on all three streams, in its own session: Ctrl-C then reaches the
+    controller alone, which stops the job."""
+    try:
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=None if env is None else dict(env),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise _cannot_start(argv[0], error) from None
 
-    def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
-        """Start `argv` with pipes on all three streams, in its own session: Ctrl-C then reaches the
-        controller alone, which stops the job."""
+
+def run(
+    argv: Sequence[str],
+    *,
+    input: bytes | None = None,
+    timeout: float | None = None,
+    output: Path | None = None,
+) -> tuple[int, bytes, bytes]:
+    """Run `argv` to its end. Return its exit code, stdout and stderr. `output`: a file for a large
+    stdout."""
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(output.open("wb")) if output else subprocess.PIPE
         try:
-            return subprocess.Popen(
+            done = subprocess.run(
                 list(argv),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                input=input,
+                stdin=subprocess.DEVNULL if input is None else None,
+                stdout=out,
                 stderr=subprocess.PIPE,
-                env=None if env is None else dict(env),
+                timeout=timeout,
                 start_new_session=True,
+                check=False,
             )
+        except subprocess.TimeoutExpired:
+            raise JobError(f"{argv[0]} did not answer within {timeout:g} s") from None
         except OSError as error:
             raise _cannot_start(argv[0], error) from None
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        input: bytes | None = None,
-        timeout: float | None = None,
-        output: Path | None = None,
-    ) -> tuple[int, bytes, bytes]:
-        """Run `argv` to its end. Return its exit code, stdout and stderr. `output`: a file for a large
-        stdout."""
-        with contextlib.ExitStack() as stack:
-            out = stack.enter_context(output.open("wb")) if output else subprocess.PIPE
-            try:
-                done = subprocess.run(
-                    list(argv),
-                    input=input,
-                    stdin=subprocess.DEVNULL if input is None else None,
-                    stdout=out,
-                    stderr=subprocess.PIPE,
-                    timeout=timeout,
-                    start_new_session=True,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                raise JobError(f"{argv[0]} did not answer within {timeout:g} s") from None
-            except OSError as error:
-                raise _cannot_start(argv[0], error) from None
-        return done.returncode, done.stdout or b"", done.stderr
+    return done.returncode, done.stdout or b"", done.stderr
 
 
 _HINTS = {

@@ -25,11 +25,12 @@ from muster.core.job import Placement
 from muster.core.launch import Launch
 from muster.core.result import Failure
 from muster.failures.table import known_failures, why_lost
+from muster.fleet import shell
 from muster.fleet.agents import Fleet
 from muster.fleet.connection import Connection
 from muster.fleet.launchers.base import agent_source
 from muster.fleet.messages import MOST_WORDS, Kernel, ProbeAnswer, of_job
-from muster.fleet.shell import Process, Shell
+from muster.fleet.shell import Process
 from muster.store.tree import Tree
 
 T = TypeVar("T")
@@ -86,13 +87,12 @@ class Supervisor:
         launcher: ModuleType,
         launch: Launch,
         job_id: str,
-        shell: Shell,
         stop: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Prepare the connections. `stop`: returns a reason to end what precedes the start; after it,
         `Listener.tick` is asked."""
-        self.launch, self.launcher, self.shell, self.stop = launch, launcher, shell, stop
-        self.fleet = Fleet(places, launcher, launch, job_id, shell, agent_source(), of_job)
+        self.launch, self.launcher, self.stop = launch, launcher, stop
+        self.fleet = Fleet(places, launcher, launch, job_id, agent_source(), of_job)
         self.links = self.fleet.links
         self.left = False
 
@@ -154,6 +154,12 @@ class Supervisor:
         if why := self.stop():
             raise JobError(why)
 
+    def _expire(self, link: Connection) -> None:
+        """Give up a host that has been silent for longer than its lease."""
+        silent = time.monotonic() - link.heard
+        if silent > self.launch.lease:
+            self.fleet.give_up(link, f"silent for {silent:.0f} s")
+
     def meanwhile(self, work: Callable[[], T]) -> T:
         """Return what `work` returns, or raise what it raises, and keep the connections alive meanwhile: an
         agent that hears nothing for as long as its lease ends the job."""
@@ -183,10 +189,10 @@ class Supervisor:
         while any(link.verified is None for link in self.links):
             self.fleet.turn(self._note)
             for link in self.links:
-                silent = time.monotonic() - link.heard
-                if link.verified is None and silent > self.launch.lease:
-                    self.fleet.give_up(link, f"silent for {silent:.0f} s")
-                if link.verified is None and (link.ended or link.exit is not None):
+                if link.verified is not None:
+                    continue
+                self._expire(link)
+                if link.ended or link.exit is not None:
                     words = link.problem.what if link.problem else link.why_unreachable()
                     raise HostError(f"was lost while it read a checkpoint: {words}", host=link.place.host)
         return {link.place.host: (link.verified or {})["wrong"] for link in self.links}
@@ -204,9 +210,8 @@ class Supervisor:
         while not all(link.brought for link in links):
             self._turn()
             for link in links:
-                silent = time.monotonic() - link.heard
-                if not link.brought and silent > self.launch.lease and not link.sending:
-                    self.fleet.give_up(link, f"silent for {silent:.0f} s")
+                if not link.brought and not link.sending:
+                    self._expire(link)
                 if link.problem or link.ended or link.exit is not None:
                     problem = link.problem
                     words = problem.what if problem else f"was lost: {link.why_unreachable()}"
@@ -264,7 +269,7 @@ class Supervisor:
 
     def _silent(self, places: Sequence[Placement]) -> dict[str, str]:
         """Return, by label, the last line that ssh printed for each host on which `true` does not run."""
-        asked = [(place, self.shell.start(self.remote(place, ["true"]))) for place in places[:_AT_MOST]]
+        asked = [(place, shell.start(self.remote(place, ["true"]))) for place in places[:_AT_MOST]]
         limit = time.monotonic() + self.launch.connect_timeout + 2
         answers = {}
         for place, process in asked:
@@ -329,9 +334,8 @@ class Supervisor:
         """Record hosts that were lost, and the first one that failed."""
         for link in self.links:
             host = link.place.host
-            silent = time.monotonic() - link.heard
-            if link.exit is None and not link.ended and silent > self.launch.lease:
-                self.fleet.give_up(link, f"silent for {silent:.0f} s")
+            if link.exit is None and not link.ended:
+                self._expire(link)
             if link.ended and link.exit is None and host not in outcome.lost:
                 outcome.lost[host] = link.why_unreachable()
             failed = link.exit is not None and link.exit != (0, None) and link.exit[1] != "stopped"

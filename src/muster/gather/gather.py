@@ -17,7 +17,7 @@ from muster.agent.member import keep_alive
 from muster.core.errors import JobError, UsageError
 from muster.core.hostlist import natural
 from muster.core.inventory import MAX_SLOTS, Host, inventory_document
-from muster.core.units import check_seconds, counted
+from muster.core.units import check_timeout, counted
 from muster.fleet.addresses import own_addresses
 from muster.fleet.interrupts import interrupts
 from muster.fleet.listener import ProvenPeer, SecretListener
@@ -187,7 +187,7 @@ def gather(
     """
     if not 1 <= wanted <= MOST:
         raise UsageError(f"cannot wait for {wanted} machines", hint=f"a number from 1 to {MOST}")
-    check_seconds(timeout, "--timeout")
+    check_timeout(timeout)
     more_files(2 * MOST)  # a thousand machines are more connections than the usual soft limit allows
     with (
         interrupts() as wish,

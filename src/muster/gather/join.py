@@ -10,7 +10,7 @@ from typing import Any
 from muster.agent import member
 from muster.core.errors import HostError, JobError, UsageError
 from muster.core.inventory import MAX_SLOTS
-from muster.core.units import check_seconds
+from muster.core.units import check_timeout
 
 
 def script() -> str:
@@ -40,7 +40,7 @@ def join(
         ) from None
     if slots is not None and not 1 <= slots <= MAX_SLOTS:
         raise UsageError(f"slots must be from 1 to {MAX_SLOTS}, not {slots}")
-    check_seconds(timeout, "--timeout")
+    check_timeout(timeout)
     try:
         return member.join(heads, port, token, member.about(slots, address), timeout, say)
     except member.Rejected as error:

@@ -44,13 +44,9 @@ def _dotted(value: Any) -> Any:
     return nested
 
 
-def _listed(value: Any) -> Any:
-    return [] if value is None else value if isinstance(value, list) else [value]
-
-
 After = Annotated[
     list[str],
-    BeforeValidator(_listed),
+    BeforeValidator(lambda value: [] if value is None else value if isinstance(value, list) else [value]),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
 

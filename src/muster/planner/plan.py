@@ -23,7 +23,6 @@ from muster.core.recipe import Recipe
 from muster.core.result import Planned as Promise
 from muster.core.workload import Survey
 from muster.engines.base import spec_of
-from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Supervisor
 from muster.inputs.model import check_closed_form, no_gpu, whole_config
 from muster.inputs.read import INHERITED, Inputs, check
@@ -96,7 +95,7 @@ def plan_hosts(
     calibration = load_calibration()  # before any host is asked
     if say is not None:
         say("asking the hosts")
-    model = machine_model(inputs, ask(inputs, Shell()), figures, calibration)
+    model = machine_model(inputs, ask(inputs), figures, calibration)
     if say is not None:
         say("planning")
     return _attempt(inputs, model, figures, partial(tracer, say=say) if traced else None, chosen)
@@ -311,7 +310,7 @@ def _worth_tracing(decided: Decided) -> bool:
     return sum(needed.device.values()) > TIGHT * room.device or host
 
 
-def ask(inputs: Inputs, shell: Shell, *, into: Path | None = None) -> Facts:
+def ask(inputs: Inputs, *, into: Path | None = None) -> Facts:
     """Ask hosts for their facts. `into`: the folder that a run would have there, which need not exist. Raises
     InventoryError where one cannot be reached."""
     places = place([(host, host.slots or 1) for host in inputs.inventory.hosts])
@@ -323,7 +322,7 @@ def ask(inputs: Inputs, shell: Shell, *, into: Path | None = None) -> Facts:
         )
         if into is not None:
             specs = {host: {**spec, "workdir": str(into)} for host, spec in specs.items()}
-        with Supervisor(places, inputs.launcher, inputs.recipe.launch, name, shell) as supervisor:
+        with Supervisor(places, inputs.launcher, inputs.recipe.launch, name) as supervisor:
             return supervisor.greet(specs)
 
 

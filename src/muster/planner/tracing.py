@@ -22,7 +22,7 @@ from muster.core.recipe import Recipe, recipe_class
 from muster.core.registry import versions_of
 from muster.core.trace import Trace, TraceRequest, from_json, to_json
 from muster.engines.base import spec_of
-from muster.fleet.shell import Shell
+from muster.fleet import shell
 from muster.inputs.model import decided_config, whole_config
 from muster.planner.ways import Tracer
 from muster.store.atomic import write_json
@@ -78,7 +78,6 @@ def request_of(
 def trace(
     request: TraceRequest,
     *,
-    shell: Shell | None = None,
     cache: Path | None = None,
     starting: Callable[[], None] | None = None,
 ) -> Trace | None:
@@ -96,7 +95,7 @@ def trace(
     if traced is None:
         if starting is not None:
             starting()
-        traced = _traced(request, shell or Shell())
+        traced = _traced(request)
         with contextlib.suppress(OSError):  # a disk that is full or not ours costs time, and nothing else
             write_json(file, to_json(traced))
     return traced
@@ -116,7 +115,7 @@ def _remembered(file: Path) -> Trace | None:
         return None
 
 
-def _traced(request: TraceRequest, shell: Shell) -> Trace:
+def _traced(request: TraceRequest) -> Trace:
     argv = [sys.executable, "-m", "muster.worker.tracing"]
     code, out, err = shell.run(argv, input=json.dumps(asdict(request)).encode(), timeout=PATIENCE)
     try:

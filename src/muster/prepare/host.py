@@ -25,9 +25,9 @@ from muster.core.inventory import Host
 from muster.core.job import place
 from muster.core.units import counted
 from muster.failures.table import id_of, why_lost
-from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.read import Inputs
+from muster.prepare.plan import Options, PreparePlan
 from muster.store.tree import Tree, TreeFile, fingerprint
 
 PACKAGE = "muster_agent"
@@ -68,19 +68,21 @@ class Contents:
 
 @dataclass
 class HostJobs:
-    """The jobs of one host, one after the other; `timeout`: seconds of all of them, without the time in which
-    the host waits for others between two."""
+    """The jobs of one host, one after the other. The options' timeout is that of all of them, without the
+    time in which the host waits for others between two."""
 
     host: Host
     inputs: Inputs
-    python: str | None  # that runs the program, and makes the environment where there is none yet
-    controller_python: str | None  # that does where there is one of the same path, and none is given
-    cache: str
-    timeout: float
-    shell: Shell
+    plan: PreparePlan
+    options: Options
     progress: Progress
     stop: Callable[[], str | None]
-    spent: float = field(default=0.0, init=False)  # seconds of `timeout`
+    spent: float = field(default=0.0, init=False)  # seconds of the timeout
+
+    @property
+    def python(self) -> str | None:
+        """What runs the program, and makes the environment where there is none yet."""
+        return self.options.python if self.plan.pinned else self.inputs.recipe.launch.python
 
     def run(
         self, op: str, tree: Tree | None = None, env: Mapping[str, str] | None = None, **order: Any
@@ -114,14 +116,12 @@ class HostJobs:
             last = next((line for line in reversed(lines) if line.strip()), last)
 
         try:
-            with Supervisor(
-                places, self.inputs.launcher, launch, job_id, self.shell, self.stop
-            ) as supervisor:
+            with Supervisor(places, self.inputs.launcher, launch, job_id, self.stop) as supervisor:
                 facts = supervisor.greet({label: self._greeting(job_id)})[label]
                 if tree is not None:
                     self.progress(label, f"copying {counted(len(tree.files), 'file')}")
                     supervisor.bring(tree, [label])
-                orders = {label: self._orders(facts, {"op": op, "cache": self.cache, **order}, env)}
+                orders = {label: self._orders(facts, {"op": op, "cache": self.plan.cache, **order}, env)}
                 listener = Listener(event, log, lambda host, sample: None, self.stop)
                 outcome = supervisor.run(orders, listener)
         except InventoryError as error:  # its hint names hosts of other jobs
@@ -148,14 +148,14 @@ class HostJobs:
             "run_root": "/",
             "run_dir": "/",
             "nonce": f".muster-{nonce}",
-            "workdir": f"{self.cache}/{job_id}",
+            "workdir": f"{self.plan.cache}/{job_id}",
             "scratch": True,
             "node_rank": 0,
             "python": self.python,
-            "controller_python": self.controller_python,
+            "controller_python": None if self.plan.pinned else sys.executable,
             "setup": launch.setup,
             "device": "cpu",
-            "timeout": max(1.0, self.timeout - self.spent),
+            "timeout": max(1.0, self.options.timeout - self.spent),
             "lease": launch.lease,
             "folder": self.host.label,
             "attempt": 1,
@@ -197,7 +197,7 @@ class HostJobs:
             return HostError(problem.what, host=label, hint=problem.hint, failure=problem.id)
         code, end = outcome.exits[label]
         if end == "deadline":
-            return HostError(f"not done within {self.timeout:g} s (--timeout)", host=label)
+            return HostError(f"not done within {self.options.timeout:g} s (--timeout)", host=label)
         return HostError(f"ended with exit code {code}: {last or end}", host=label)
 
 

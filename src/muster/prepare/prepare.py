@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -17,7 +16,7 @@ from typing import Any
 
 from muster.core.errors import HostError, MusterError
 from muster.fleet.interrupts import interrupts
-from muster.fleet.shell import Shell, more_files
+from muster.fleet.shell import more_files
 from muster.inputs.read import Inputs
 from muster.prepare.host import Contents, HostJobs, Progress, own_uv
 from muster.prepare.plan import LocalFile, Options, PreparePlan, make_plan
@@ -38,11 +37,10 @@ class _Preparation:
         plan: PreparePlan,
         contents: Contents,
         progress: Progress,
-        shell: Shell,
         stop: Callable[[], str | None],
     ) -> None:
         self.inputs, self.options, self.plan, self.contents = recipes[0], options, plan, contents
-        self.progress, self.shell, self.stop = progress, shell, stop
+        self.progress, self.stop = progress, stop
         self.envs = [each.env for each in recipes]
         self.files = plan.files()
         self.uv = own_uv() if plan.pinned else None
@@ -50,20 +48,8 @@ class _Preparation:
         self.reports = {label: PreparedHost(label) for label in self.hosts}
         self.facts: dict[str, dict[str, Any]] = {}  # what each host has, where its `make` has not failed
         self.brought: dict[str, list[str]] = {}  # contents that a host's agent keeps from now on
-        python = self.options.python if self.plan.pinned else self.inputs.recipe.launch.python
-        fallback = None if self.plan.pinned else sys.executable
         self.jobs = {
-            label: HostJobs(
-                host,
-                self.inputs,
-                python,
-                fallback,
-                self.plan.cache,
-                self.options.timeout,
-                self.shell,
-                self.progress,
-                self.stop,
-            )
+            label: HostJobs(host, self.inputs, plan, options, progress, stop)
             for label, host in self.hosts.items()
         }
 
@@ -248,7 +234,6 @@ class _Preparation:
                 inputs,
                 warm_recipe(inputs, use, self.plan.cache, self.options.timeout),
                 self.contents.folder / f"warm{number}",
-                self.shell,
                 self.progress,
                 self.stop,
             )
@@ -286,14 +271,13 @@ def provision(
     *,
     later: Path | None = None,
     progress: Progress = lambda host, text: None,
-    shell: Shell | None = None,
 ) -> Provisioned:
     """Prepare every host for one or more recipes. Return what became of each. `later`: see make_plan. Raises
     UsageError before anything was begun."""
     plan = make_plan(recipes, options, later)
     more_files(8 * AT_ONCE)
     with interrupts() as wish, Contents() as contents:
-        made = _Preparation(recipes, options, plan, contents, progress, shell or Shell(), lambda: wish.stop)
+        made = _Preparation(recipes, options, plan, contents, progress, lambda: wish.stop)
         made.each(made.make)
         unlike = made.compare()
         folders, use = made.settings()

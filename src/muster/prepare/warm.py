@@ -20,7 +20,8 @@ from muster.core.errors import HostError, JobError
 from muster.core.inventory import Host
 from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, merge, parse_override
-from muster.fleet.shell import Process, Shell
+from muster.fleet import shell
+from muster.fleet.shell import Process
 from muster.inputs.model import is_t5, model_config
 from muster.inputs.read import Inputs
 from muster.prepare.host import Progress
@@ -100,11 +101,10 @@ class WarmJob:
         inputs: Inputs,
         data: dict[str, Any],
         folder: Path,
-        shell: Shell,
         progress: Progress,
         stop: Callable[[], str | None],
     ) -> None:
-        self.inputs, self.folder, self.shell, self.progress, self.stop = inputs, folder, shell, progress, stop
+        self.inputs, self.folder, self.progress, self.stop = inputs, folder, progress, stop
         self.data = data
         self.recipe = folder / "recipe.yaml"
         folder.mkdir(parents=True)
@@ -125,7 +125,7 @@ class WarmJob:
         argv = [sys.executable, "-m", "muster", "train", str(self.recipe), "--hosts", hosts]
         with _SLOTS:
             self.progress(host.label, "one step of training, to warm the kernel caches")
-            process = self.shell.start([*argv, "--output", str(self.folder / name), "--json"])
+            process = shell.start([*argv, "--output", str(self.folder / name), "--json"])
             try:
                 answer = self._answer(process)
             finally:

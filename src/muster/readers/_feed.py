@@ -27,6 +27,7 @@ from muster.store.logfiles import Lines
 PACKAGE = "muster.readers"
 ENOUGH = 100  # lines before a sign, and before a block's end, that show whether a job goes on
 Made = Callable[[Frame], LineReader]
+CLOSE = 10  # lines before a sign, or at a log's end, in which a program says why it ends
 _APART = 3  # lines between two in which a program says why it ends: it is another one
 _FEW = 8  # lines before a block's end that are enough where nothing tells of a failure
 _BACK = 200  # lines before it that are looked at
@@ -184,8 +185,8 @@ class LineFeed:
                 break
         return first
 
-    def late_complaint(self, most: int) -> Sign | None:
-        """Return the first line, among so many at the log's end, in which a program that was begun after a
+    def late_complaint(self) -> Sign | None:
+        """Return the first line, among the last CLOSE ones, in which a program that was begun after a
         training's good end says why it ends; None: there is none, or no such end."""
         end, first = self.frame.signs.last_end, None
         for number, (spot, text) in enumerate(islice(self._last(), ENOUGH)):
@@ -193,7 +194,7 @@ class LineFeed:
                 return first
             if end is None and counts(text):
                 break
-            if number < most and complains(text):
+            if number < CLOSE and complains(text):
                 first = Sign("exit", None, text.strip(), None, spot.rank, spot.number)
         return None
 

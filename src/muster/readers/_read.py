@@ -15,12 +15,12 @@ from muster.core.units import counted
 from muster.failures.signs import NEAR, Sign, is_exception, is_loud, outside_asides, shape_of, shortened
 from muster.failures.table import id_of
 from muster.readers import _counters as counters
-from muster.readers._feed import LineFeed
+from muster.readers._feed import CLOSE, LineFeed
 from muster.readers._frame import Frame, own_stamp, uncoloured
 from muster.readers._lines import STEPS_ONLY
 from muster.readers._paths import folder_of, hosts_of_path, is_slurm, split_hosts
 from muster.readers._user import Expression, UserFormat
-from muster.readers.base import APART, NOWHERE, EndOfLog, JobLog, MeasuredWindows, Reading, Unit
+from muster.readers.base import APART, NOWHERE, EndOfLog, JobLog, MeasuredWindows, Onward, Reading, Unit
 from muster.store.logfiles import BrokenFile, Lines
 
 UNKNOWN_WORK = "the log does not say what it trained (no command, no settings): compared with no other job"
@@ -40,7 +40,7 @@ FROM_USER = {"table", "own lines"}  # formats
 MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 # What is kept to explain a failure: shapes of signs, and signs of each; lines at the end.
 TOLD, LAST = 5, 5
-AT_END, CLOSE = 1, 10  # lines in which a program says why it ends: the log's last, and before a sign
+AT_END = 1  # lines at a log's end in which a program says why it ends
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
 _BUFFER = 8192  # bytes that Python holds back of what it prints to a file or a pipe
 _SOURCE = re.compile(r"File \"[^\"]+\", line \d+, in ")
@@ -126,19 +126,27 @@ def _late(feed: LineFeed) -> EndOfLog | None:
     return why if why and why.onward == "no" and why.quiet is not None and why.quiet <= NEAR else None
 
 
-def _after(feed: LineFeed) -> EndOfLog | None:
+def _brief(signs: Iterable[Sign]) -> tuple[Sign, ...]:
+    return tuple(replace(each, text=shortened(each.text)) for each in signs)
+
+
+def _after(feed: LineFeed) -> EndOfLog:
     """Return what else is to be said of a job whose training ended well: what ended runs before it, and where
-    what was begun after it breaks off; None: nothing."""
-    before = tuple(replace(each, text=shortened(each.text)) for each in feed.frame.signs.before)
+    what was begun after it breaks off."""
+    before = _brief(feed.frame.signs.before)
     begun = _left_open(feed) if feed.brief else ""
-    complaint = feed.late_complaint(CLOSE)
+    complaint = feed.late_complaint()
     if not (before or begun or complaint):
-        return None
+        return EndOfLog()
     lines = (line for line in map(uncoloured, feed.backwards()) if line.strip())
-    last, begun = tuple(shortened(line) for line in islice(lines, LAST))[::-1], shortened(begun)
-    verdict = feed.frame.signs.verdict
-    why = EndOfLog((), alike=0, echoes=0, program=True, quiet=None, last=last, before=before, begun=begun)
-    return replace(why, complaint=complaint, verdict=verdict)
+    return EndOfLog(
+        program=True,
+        last=tuple(shortened(line) for line in islice(lines, LAST))[::-1],
+        before=before,
+        begun=shortened(begun),
+        complaint=complaint,
+        verdict=feed.frame.signs.verdict,
+    )
 
 
 def _left_open(feed: LineFeed) -> str:
@@ -159,11 +167,8 @@ def _left_open(feed: LineFeed) -> str:
 def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfLog:
     """Return what is left to explain an end by, when all lines of a job have been read. `formatted`: its
     steps are in a known format."""
-    frame, signs, ends = (
-        feed.frame,
-        feed.frame.signs,
-        [uncoloured(line) for line in islice(feed.backwards(), RECENT)],
-    )
+    frame, signs = feed.frame, feed.frame.signs
+    ends = [uncoloured(line) for line in islice(feed.backwards(), RECENT)]
     first = raised or signs.decisive()
     met = list(signs.met.values())
     if first is None and met and not frame.steps:
@@ -177,46 +182,26 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
     ways = [(each.weight, each.failure) for each in others if not each.points]
     lines = (line for line in ends if line.strip())
     quiet = next((number for number, line in enumerate(ends) if last and last in line), None)
-    after = [frame.bare(line) for line in reversed(ends[: quiet or 0])]
-    stands = first is not None and signs.stands(first)
-    may = first is not None and not (signs.broke or stands)
-    passed = may and ((first is not None and signs.passed(first)) or counters.works_on(after))
-    if first is not None and signs.offhand(first):
-        passed = passed or (quiet or 0) > NEAR or counters.seems_done(after)
-    caught = first is not None and bool(first.code) and not first.uncaught and not signs.broke
-    passed = passed or (caught and counters.goes_on(after))
-    another = first is not None and not stands and counters.killed_another(first.text, ends)
-    another = another and first is not None and id_of(signs.last) == first.failure
-    well = another and counters.closes(ends)
-    passed = passed or another
-    if formatted and not over:  # then steps tell whether it went on, or that it is long ago
-        passed = caught and (quiet is None or quiet > NEAR)
-    if first is not None and signs.in_a_sentence(first):
-        passed = True
-    # torchrun's own word on the end counts though a process of an earlier attempt broke.
-    restarted = any("worker group successfully finished" in line for line in after)
-    good = first is not None and not formatted and counters.ended_well(after)
-    good = good and (restarted or not (signs.broke or signs.asked(first)))
-    good = good and not (stands and first and first.weight != "limit")
     before = [frame.bare(line) for line in ends[quiet + 1 :]] if quiet is not None else []
-    outside = may and first is not None and first.weight == "external"
+    outside = first is not None and first.weight == "external" and not (signs.broke or signs.stands(first))
     trained = outside and counters.trained(before)
+    onward: Onward = "no"
+    if first is not None:
+        onward = "yes" if trained else _onward(first, feed, ends, quiet, over=over, formatted=formatted)
     text = list(outside_asides(map(frame.bare, reversed(ends))))
     near = (quiet or 0) + CLOSE if first and first.weight == "exit" else AT_END
-    late = feed.late_complaint(CLOSE)
+    late = feed.late_complaint()
     return EndOfLog(
-        signs=tuple(
-            replace(each, text=shortened(each.text)) for each in _few([first, *others] if first else [])
-        ),
+        signs=_brief(_few([first, *others] if first else [])),
         alike=ways.count((first.weight, first.failure)) if first else 0,
         echoes=signs.echoes,
         program=signs.broke or signs.traceback or frame.begun,
         quiet=quiet,
         last=tuple(shortened(line) for line in islice(lines, LAST))[::-1],
-        met=tuple(replace(each, text=shortened(each.text)) for each in met[-TOLD:]),
-        onward="yes" if good or well or trained else "perhaps" if passed or over else "no",
+        met=_brief(met[-TOLD:]),
+        onward=onward,
         collectives=signs.collectives,
-        before=tuple(replace(each, text=shortened(each.text)) for each in signs.before),
+        before=_brief(signs.before),
         finished=(signs.finished and not signs.asked(first))
         or (outside and counters.reached_last(before))
         or late is not None,
@@ -227,10 +212,35 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         or trained
         or counters.closes(takewhile(lambda line: not is_exception(line), reversed(text))),
         worked=signs.marked or frame.steps > 0,
-        clues=tuple(replace(each, text=shortened(each.text)) for each in signs.clues.values()),
+        clues=_brief(signs.clues.values()),
         complaint=None if signs.succeeded else late or feed.complaint(near),
         verdict=signs.verdict,
     )
+
+
+def _onward(
+    first: Sign, feed: LineFeed, ends: Sequence[str], quiet: int | None, *, over: bool, formatted: bool
+) -> Onward:
+    """Return whether a program went on after a sign. `ends`, `quiet`: the last lines, the last one first, and
+    which of them is the last sign; `over`: the program says that it got over it."""
+    signs = feed.frame.signs
+    after = [feed.frame.bare(line) for line in reversed(ends[: quiet or 0])]
+    stands = signs.stands(first)
+    another = id_of(signs.last) == first.failure and counters.killed_another(first.text, ends) and not stands
+    # torchrun's own word on the end counts though a process of an earlier attempt broke.
+    restarted = any("worker group successfully finished" in line for line in after)
+    good = not formatted and counters.ended_well(after) and not (stands and first.weight != "limit")
+    if good and (restarted or not (signs.broke or signs.asked(first))):
+        return "yes"
+    if another and counters.closes(ends):
+        return "yes"
+    caught = bool(first.code) and not first.uncaught and not signs.broke
+    passed = over or another or (caught and counters.goes_on(after))
+    passed = passed or (not (signs.broke or stands) and (signs.passed(first) or counters.works_on(after)))
+    passed = passed or (signs.offhand(first) and ((quiet or 0) > NEAR or counters.seems_done(after)))
+    if formatted and not over:  # then steps tell whether it went on, or that it is long ago
+        passed = caught and (quiet is None or quiet > NEAR)
+    return "perhaps" if passed or signs.in_a_sentence(first) else "no"
 
 
 def _may_be_late(ends: Sequence[str], text: str) -> bool:
@@ -574,10 +584,11 @@ def without_harmless(logs: Sequence[JobLog]) -> list[JobLog]:
     well = [log for log in logs if log.outcome.good]
     counts = Counter(shape for log in well for shape in log.shapes)
     harmless = {shape for shape, count in counts.items() if count >= FEWEST and 2 * count >= len(well)}
-    return [_without(log, log.why, harmless) if log.why and harmless else log for log in logs]
+    return [_without(log, harmless) if harmless else log for log in logs]
 
 
-def _without(log: JobLog, why: EndOfLog, harmless: set[str]) -> JobLog:
+def _without(log: JobLog, harmless: set[str]) -> JobLog:
+    why = log.why
     kept = tuple(each for each in why.signs if shape_of(each.text, each.host) not in harmless)
     if len(kept) == len(why.signs):
         return log

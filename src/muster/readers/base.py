@@ -32,6 +32,7 @@ _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
 NOWHERE = "neither the log nor its name says on which hosts it ran"
 NOT_FINITE = "the loss or its gradient is not finite at the end"  # how the note on it begins
+Onward = Literal["no", "perhaps", "yes"]
 Unit = Literal["samples", "steps", "tokens"]  # what a rate counts: what is known of these, in this order
 
 
@@ -239,14 +240,14 @@ class EndOfLog:
     `complaint`: the line in which the last program says why it ends, in the words of a Unix program;
     `verdict`: what ran all says that it went well, whatever its attempts met."""
 
-    signs: tuple[Sign, ...]
-    alike: int
-    echoes: int
-    program: bool
-    quiet: int | None
-    last: tuple[str, ...]
+    signs: tuple[Sign, ...] = ()
+    alike: int = 0
+    echoes: int = 0
+    program: bool = False
+    quiet: int | None = None
+    last: tuple[str, ...] = ()
     met: tuple[Sign, ...] = ()
-    onward: Literal["no", "perhaps", "yes"] = "no"
+    onward: Onward = "no"
     collectives: Collectives | None = None
     before: tuple[Sign, ...] = ()
     finished: bool = False
@@ -284,9 +285,8 @@ class JobLog(JobEntry):
     moment: str = ""  # what has the same one was measured side by side
     exchanges: bool = False  # its step is nothing but an exchange between hosts
     spread: float | None = None  # relative standard error of its step's time, by its own windows
-    why: EndOfLog | None = (
-        None  # of any outcome but succeeded; and of what failed when the training had ended
-    )
+    # Of any outcome but succeeded; and of what failed when the training had ended. Else it says nothing.
+    why: EndOfLog = EndOfLog()
     over: bool = False  # the log says that the training has ended
     shapes: frozenset[str] = frozenset()  # of one that succeeded: lines that are reasons elsewhere
 

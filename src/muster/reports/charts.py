@@ -49,6 +49,12 @@ class Chart:
     nothing: str = "Nothing was measured."
     x_names: tuple[tuple[float, str], ...] = ()  # places on the x axis with words, instead of numbers
 
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """Name and style of its lines, and of the band."""
+        band = [(self.band_name, f"{self.series[0].style} faint")] if self.band else []
+        return [*((each.name, each.style) for each in self.series), *band]
+
 
 @dataclass(frozen=True)
 class Scale:

@@ -289,6 +289,7 @@ def _add(
 MOST_LINES = 16
 FEW_ALIKE = 4  # more lines than this that lie on each other say nothing one by one
 ON_EACH_OTHER = "The lines coincide."
+MOST_PLACES = 120  # of the median and the range of many
 
 
 Axis = tuple[str, tuple[float, float]]
@@ -365,9 +366,7 @@ def coincide(series: Sequence[ChartSeries]) -> bool:
     )
 
 
-def summarise(
-    lines: Sequence[Sequence[Point]], most: int = 120
-) -> tuple[list[Point], list[tuple[float, float, float]]]:
+def summarise(lines: Sequence[Sequence[Point]]) -> tuple[list[Point], list[tuple[float, float, float]]]:
     """Return the median of many lines, and (x, lowest, highest), over equal stretches of x."""
     points = [(x, y) for line in lines for x, y in line if y is not None and usable(x) and usable(y)]
     if not points:
@@ -375,8 +374,8 @@ def summarise(
     longest = max(len(line) for line in lines)
     places = sorted({x for x, _ in points})
     stretches: dict[float, list[float]] = defaultdict(list)
-    if len(places) > min(most, longest):  # not measured at the same moments, or too often
-        left, count = places[0], max(1, min(most, longest // 2))
+    if len(places) > min(MOST_PLACES, longest):  # not measured at the same moments, or too often
+        left, count = places[0], max(1, min(MOST_PLACES, longest // 2))
         width = (places[-1] - left) / count or 1.0
         points = [(left + (min(count - 1, int((x - left) / width)) + 0.5) * width, y) for x, y in points]
         places = [left + (index + 0.5) * width for index in range(count)]

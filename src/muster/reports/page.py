@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import get_args
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup
 
 from muster.core.recipe import recipe_class
 from muster.core.state import RunEnd
 from muster.core.units import counted
 from muster.reports import answers, curves, fabric, tables, words
-from muster.reports.charts import Chart, has_points, line_chart, stacked_bar
+from muster.reports.charts import has_points, line_chart, stacked_bar
 from muster.reports.rundata import RunData, gather
 from muster.results.figures import Figure, figures, grouped, seconds, subject
 from muster.store.atomic import write_text
 from muster.store.runfolder import RunFolder
-
-
-@dataclass(frozen=True)
-class DrawnChart:
-    """A chart as drawn, with the legend of its lines."""
-
-    chart: Chart
-    svg: Markup
-    legend: tuple[tuple[str, str], ...]
 
 
 def render(data: RunData) -> str:
@@ -35,7 +24,8 @@ def render(data: RunData) -> str:
     result, measured = data.figures, data.figures.fabric if data.figures else None
     kind = recipe_class(result.workload if result else None)
     shown, counts = answers.choose(data.predictions, kind.answer_names)
-    bar, parts, time_note = tables.time_parts(data)
+    parts, time_note = tables.time_parts(data)
+    bar = stacked_bar([(part.name, part.amount or 0.0, part.style) for part in parts])
     charts = curves.host_charts(data) if measured else curves.charts(data)
     groups = key_figures(data)
     nothing = [chart for chart in charts if not has_points(chart)]
@@ -57,9 +47,9 @@ def render(data: RunData) -> str:
         profiles=[profile.lines for profile in data.figures.profiles] if data.figures else [],
         heads=[each for each in data.figures.files if each.head] if data.figures else [],
         notes=notes(data),
-        pictures=[draw(chart) for chart in charts if has_points(chart)],
+        pictures=[chart for chart in charts if has_points(chart)],
         missing=nothing,
-        bar=stacked_bar(bar),
+        bar=bar,
         parts=parts,
         time_note=time_note,
         total=seconds(data.figures.seconds.total if data.figures else None),
@@ -67,7 +57,7 @@ def render(data: RunData) -> str:
         shown=shown,
         counts=counts,
         fabric=fabric.section(measured) if measured else None,
-        sweep=[draw(chart) for chart in fabric.charts(measured) if has_points(chart)] if measured else [],
+        sweep=list(filter(has_points, fabric.charts(measured))) if measured else [],
         decisions=tables.decision_rows(data),
         recipe=tables.recipe_text(data),
         versions=tables.version_table(data),
@@ -86,14 +76,6 @@ def key_figures(data: RunData, *, measured: bool = False) -> list[tuple[str, lis
         return []
     begun = data.folded.started.get(0)
     return grouped(figures(data.figures, begun.total_steps if begun else None), measured=measured)
-
-
-def draw(chart: Chart) -> DrawnChart:
-    """Return a chart with its legend; a single line needs none."""
-    names = [(each.name, each.style) for each in chart.series]
-    if chart.band:
-        names.append((chart.band_name, f"{chart.series[0].style} faint"))
-    return DrawnChart(chart, line_chart(chart), tuple(names))
 
 
 def notes(data: RunData) -> list[str]:
@@ -124,6 +106,7 @@ def template(name: str = "report.html.j2") -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["line_chart"] = line_chart
     return environment.get_template(name)
 
 

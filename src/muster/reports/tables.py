@@ -29,12 +29,17 @@ COLOURS = ("c5", "c0", "c2", "c3", "c4", "c1", "c6", "c7")  # training has the p
 
 @dataclass(frozen=True)
 class TimeSlice:
-    """A part of the run's time."""
+    """A part of the run's time. `amount`: seconds; None: not measured; `share`: in words."""
 
     name: str
-    value: str
+    amount: float | None
     share: str
     style: str
+
+    @property
+    def value(self) -> str:
+        """The seconds, for people."""
+        return seconds(self.amount)
 
 
 @dataclass(frozen=True)
@@ -46,10 +51,10 @@ class HostTable:
     notes: tuple[str, ...]
 
 
-def time_parts(data: RunData) -> tuple[list[tuple[str, float, str]], list[TimeSlice], str]:
-    """Return where the time went: for the bar, for its legend, and a note on it."""
+def time_parts(data: RunData) -> tuple[list[TimeSlice], str]:
+    """Return where the time went, and a note on it."""
     if data.figures is None:
-        return [], [], ""
+        return [], ""
     spent, quality, fabric = data.figures.seconds, data.figures.quality, data.figures.fabric
     named = [
         ("setup", spent.setup),
@@ -64,16 +69,14 @@ def time_parts(data: RunData) -> tuple[list[tuple[str, float, str]], list[TimeSl
     rest = spent.total - measured
     named.append(("rest", rest if rest > 0 else None))
     whole = max(spent.total, measured)
-    bar, parts = [], []
+    parts = []
     for index, (name, value) in enumerate(named):
         style = "rest" if name == "rest" else COLOURS[index % len(COLOURS)]
-        there = value is not None and usable(value)
-        if name == "rest" and not there:
+        amount = value if usable(value) else None
+        if name == "rest" and amount is None:
             continue
-        if value is not None and there:
-            bar.append((name, value, style))
-        share = f"{100 * value / whole:.1f} %" if value is not None and there and whole > 0 else ""
-        parts.append(TimeSlice(name, seconds(value), share, style))
+        share = f"{100 * amount / whole:.1f} %" if amount is not None and whole > 0 else ""
+        parts.append(TimeSlice(name, amount, share, style))
     note = "Rest: starting the processes, ranks waiting for each other, ending"
     note += ", and parts that were not measured." if any(not part.share for part in parts) else "."
     if fabric:
@@ -83,7 +86,7 @@ def time_parts(data: RunData) -> tuple[list[tuple[str, float, str]], list[TimeSl
             "This run was resumed. Setup is that of the last attempt; the rest includes the setup of earlier "
             "attempts, and repeated steps."
         )
-    return bar, parts, note
+    return parts, note
 
 
 def host_table(data: RunData) -> HostTable:
@@ -232,8 +235,7 @@ def _same_machine(hosts: Sequence[HostReport]) -> str:
         return ""
     return (
         f"Several of these hosts are the same machine ({', '.join(shared)}): its cores, memory, GPUs and "
-        f"their "
-        "use are those of the whole machine, and stand in every line that is a part of it."
+        "their use are those of the whole machine, and stand in every line that is a part of it."
     )
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from muster.core.job import FASTEST, PASSED_OVER, WARNINGS, Decision, Job
 from muster.core.learning_rate import warmup_steps
-from muster.core.profile import StepProfile
 from muster.core.recipe import Recipe, recipe_from
 from muster.core.result import (
     AttentionExtremes,
@@ -61,24 +60,18 @@ class Samples(events.Hardware):
     @classmethod
     def of(cls, first: events.Hardware, second: events.Hardware) -> Samples:
         """Join two neighbours: sums of seconds, means of shares, maxima of the rest."""
-        weights = [each.stands if isinstance(each, Samples) else 1 for each in (first, second)]
-
         def joined(name: str, values: Sequence[Any]) -> Any:
-            weighted = [
-                (float(value), weight)
-                for value, weight in zip(values, weights, strict=True)
-                if value is not None
-            ]
-            if not weighted or name in ("memory_used", "memory_total", "strangers"):
-                return max((value for value, _ in weighted), default=None)
-            total = sum(value * weight for value, weight in weighted)
-            return total / sum(weight for _, weight in weighted)
+            pairs = zip(values, (first, second), strict=True)
+            there = [(float(value), each) for value, each in pairs if value is not None]
+            if name in ("memory_used", "memory_total", "strangers"):
+                return max((value for value, _ in there), default=None)
+            return _mean(there)
 
         gpus = [
             {name: joined(name, (gpu.get(name), other.get(name))) for name in {**gpu, **other}}
             for gpu, other in zip(_plain(first), _plain(second), strict=False)
         ]
-        merged: dict[str, Any] = dict(second) | {"stands": sum(weights), "gpus": gpus}
+        merged: dict[str, Any] = dict(second) | {"stands": _stands(first) + _stands(second), "gpus": gpus}
         merged |= {"own": {}, "links": []}  # who holds the run up was found out of the samples as they came
         for name in ("cpu_busy", "cpu_own", "cpu_stolen", "seconds"):
             parts = [value for each in (first, second) if (value := getattr(each, name)) is not None]
@@ -114,9 +107,13 @@ def thinned(samples: Sequence[events.Hardware]) -> list[events.Hardware]:
     return made
 
 
+def _stands(sample: events.Hardware) -> int:
+    return sample.stands if isinstance(sample, Samples) else 1
+
+
 def _mean(samples: Iterable[tuple[float, events.Hardware]]) -> float | None:
     """Return the mean of values, each weighted by the number of samples in it."""
-    weighted = [(value, each.stands if isinstance(each, Samples) else 1) for value, each in samples]
+    weighted = [(value, _stands(each)) for value, each in samples]
     whole = sum(weight for _, weight in weighted)
     return sum(value * weight for value, weight in weighted) / whole if whole else None
 
@@ -135,6 +132,7 @@ def host_reports(
         samples = hardware.get(place.host, [])
         used = [s.memory_used for s in samples if s.memory_used is not None]
         gpu = [(float(p), s) for s in samples for g in s.gpus if (p := g.get("percent")) is not None]
+        share, speed = split.of(place.ranks) if split else (None, None)
         reports.append(
             HostReport(
                 host=place.host,
@@ -146,8 +144,8 @@ def host_reports(
                 cpu_use=_cpu_use(samples),
                 stolen=_stolen(samples, facts.get(place.host, {}).get("cores")),
                 **_gpu_trouble(samples),
-                share=sum(split.shares[rank] for rank in place.ranks) if split else None,
-                speed=sum(split.speeds[rank] for rank in place.ranks) if split and split.speeds else None,
+                share=share,
+                speed=speed,
                 forward_seconds=max((forward[rank] for rank in place.ranks if rank in forward), default=None),
                 parts=min(
                     (parts[rank] for rank in place.ranks if rank in parts),
@@ -227,8 +225,7 @@ def split_note(job: Job, split: events.Split | None) -> str | None:
         return None
     words = []
     for place in job.placements[:NAMED]:
-        share = sum(split.shares[rank] for rank in place.ranks)
-        speed = sum(split.speeds[rank] for rank in place.ranks) if split.speeds else None
+        share, speed = split.of(place.ranks)
         words.append(f"{place.host} {share}" + (f" ({speed:.4g} samples/s)" if speed is not None else ""))
     more = f" and {len(job.placements) - NAMED} more hosts" if len(job.placements) > NAMED else ""
     how = "by measured speed" if split.speeds else "as the recipe says"
@@ -351,9 +348,8 @@ class EventFold:
         elif isinstance(event, events.Hardware):
             samples = self.hardware[event.host or ""]
             samples.append(event)
-            if len(samples) > max(
-                2 * FEWEST, SAMPLES // len(self.hardware)
-            ):  # hosts and hours without an end
+            # There are hosts and hours without an end.
+            if len(samples) > max(2 * FEWEST, SAMPLES // len(self.hardware)):
                 self.hardware[event.host or ""] = thinned(samples)
         elif isinstance(event, events.HostFacts):
             self.facts[event.host or ""] = event.facts
@@ -497,6 +493,8 @@ def make_result(
     for each in job.decisions:
         if each.value == PASSED_OVER:
             notes.append(f"{each.field} was passed over when the run was resumed: {each.why}")
+    profiled = {each.summary.rank: each.summary for each in folded.profiled if each.summary}
+    chosen = measured(windows, recipe.measure.warmup, job.world_size)
     seconds = spent(folded, folded.earlier_seconds + ended - (folded.attempt_began or began))
     made = Result(
         id=job.id,
@@ -523,14 +521,16 @@ def make_result(
         perplexity=folded.evaluated[-1].perplexity if folded.evaluated else None,
         figures=learned(logs, folded.evaluated),
         throughput=speed,
-        phases=phases(measured(windows, recipe.measure.warmup, job.world_size)),
+        phases=phases(chosen),
         flops=flops(windows, folded.started, folded.counted, job, recipe.measure),
         planned=planned,
         memory=_memory(windows),
-        profiles=_summaries(
-            folded.profiled,
-            lambda rank: usual_seconds(windows, recipe.measure.warmup, job.world_size, rank),
-        ),
+        profiles=[
+            profiled[rank].model_copy(
+                update={"usual_seconds": usual_seconds(windows, recipe.measure.warmup, job.world_size, rank)}
+            )
+            for rank in sorted(profiled)
+        ],
         files=[
             WrittenFile(what=each.what, host=each.host or "", path=each.path, head=each.head)
             for each in folded.wrote.values()
@@ -539,13 +539,7 @@ def make_result(
         attention=attention_report(list(folded.attention.values()), seconds.training),
         hang=folded.hang,
         pace=folded.pace,
-        hosts=host_reports(
-            job,
-            folded.facts,
-            folded.hardware,
-            folded.split,
-            measured(windows, recipe.measure.warmup, job.world_size),
-        ),
+        hosts=host_reports(job, folded.facts, folded.hardware, folded.split, chosen),
         versions=dict(first.versions) if first else {},
         model_path=folded.model_path,
         notes=notes,
@@ -598,14 +592,6 @@ def _counting(counted: events.FlopsCounted | None) -> list[str]:
     return [f"the model's FLOPs, as counted, are {ratio:.3f} times what the formula of its family says"]
 
 
-def _summaries(
-    profiled: Sequence[events.Profiled], usual: Callable[[int], float | None]
-) -> list[StepProfile]:
-    """Return the profile of each traced rank, in their order, with the time of its usual steps."""
-    by_rank = {each.summary.rank: each.summary for each in profiled if each.summary}
-    return [by_rank[rank].model_copy(update={"usual_seconds": usual(rank)}) for rank in sorted(by_rank)]
-
-
 def _profiles(profiled: Sequence[events.Profiled]) -> list[str]:
     notes = []
     for what in sorted({each.what for each in profiled}):
@@ -620,14 +606,10 @@ def _profiles(profiled: Sequence[events.Profiled]) -> list[str]:
 
 def _memory(windows: Sequence[Sequence[events.Window]]) -> Memory:
     def peak(name: str) -> int | None:
-        peaks = [getattr(w, name) for each in windows for w in each if getattr(w, name) is not None]
-        return max(peaks) if peaks else None
+        peaks = (getattr(window, name) for ranks in windows for window in ranks)
+        return max((each for each in peaks if each is not None), default=None)
 
-    return Memory(
-        allocator_peak=peak("allocator_peak"),
-        device_peak=peak("device_peak"),
-        resident_peak=peak("resident_peak"),
-    )
+    return Memory(**{name: peak(name) for name in Memory.model_fields})
 
 
 def _quality(folded: EventFold) -> Quality | None:

@@ -17,7 +17,7 @@ from muster.core.errors import DataError, JobError, RunFolderError, UsageError, 
 from muster.core.result import Unscored
 from muster.core.state import State
 from muster.failures.table import find
-from muster.fleet.shell import Shell
+from muster.fleet import shell
 from muster.results.fold import fold
 from muster.runs.resume import frozen_recipe
 from muster.store import events
@@ -76,7 +76,7 @@ class TrainedModel:
         check_model(run)
         self.recipe = frozen_recipe(run)
         self._complaints: deque[str] = deque(maxlen=50)
-        self._process = Shell().start([sys.executable, "-m", "muster.worker.ask"])
+        self._process = shell.start([sys.executable, "-m", "muster.worker.ask"])
         self._reader = Thread(target=self._listen, daemon=True)
         self._reader.start()
         try:

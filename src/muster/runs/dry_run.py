@@ -21,11 +21,10 @@ from muster.core.hardware.devices import largest_memory
 from muster.core.hostlist import fold_hosts
 from muster.core.job import ENGINE_CONFIG, WARNINGS, Facts
 from muster.core.recipe import Recipe
-from muster.core.recipes import dump_yaml
+from muster.core.recipes import dump_yaml, leaves_of
 from muster.core.units import counted
 from muster.engines.base import spec_of
 from muster.fleet.launchers.base import ControllerAddress
-from muster.fleet.shell import Shell
 from muster.inputs.hub import check_names
 from muster.inputs.read import INHERITED, Inputs
 from muster.planner.decide import Decided
@@ -44,7 +43,7 @@ PORT = 29500  # torch's own default: which port will be free is not known yet
 MOST_HOST = 64 * 2**40  # bytes of memory that x86-64 addresses with four levels of page tables
 
 
-def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[str, Any]:
+def dry_run(inputs: Inputs, run: RunFolder) -> dict[str, Any]:
     """Return what would run where, what fits, and the complete order of each host.
 
     Raises UsageError as `train` does, and for a job that no device in the table could hold.
@@ -52,7 +51,7 @@ def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[
     here = inputs.launcher.ONE_MACHINE
     if here:
         check_names(inputs.recipe, inputs.env, hub=False)
-    asking = partial(ask, shell=shell or Shell(), into=run.path) if here else partial(_assumed, run=run)
+    asking = partial(ask, into=run.path) if here else partial(_assumed, run=run)
     listed = [] if here else _assumptions(inputs, run)
     if not here and inputs.recipe.measure.peaks:  # whether they are these hosts' is not known
         measure = inputs.recipe.measure.model_copy(update={"peaks": None})
@@ -64,7 +63,7 @@ def dry_run(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> dict[
         decided = agree(inputs, run, _with_most(facts), Attempt(), chosen)
         listed.append("as much memory as any host has: with less, it fits in no way")
     document = _document(inputs, run, decided)
-    left = open_values(document[ENGINE_CONFIG] or {})
+    left = [key for key, value in leaves_of(document[ENGINE_CONFIG] or {}).items() if value == "auto"]
     if left:
         called = spec_of(inputs.recipe.engine.name).called
         listed.append(f"{called}'s {', '.join(left)}: filled in by the ranks")
@@ -124,17 +123,6 @@ def _assumptions(inputs: Inputs, run: RunFolder) -> list[str]:
     if recipe.measure.peaks:
         assumed.append("measure.peaks: whether its figures are of these hosts was not checked")
     return assumed
-
-
-def open_values(config: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the dotted names of the values that are still "auto"."""
-    paths = []
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            paths += open_values(value, f"{prefix}{key}.")
-        elif value == "auto":
-            paths.append(prefix + key)
-    return paths
 
 
 def _fits_nowhere(decided: Decided) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import compress
@@ -21,7 +21,7 @@ from muster.core.units import counted
 from muster.failures.collectives import merged
 from muster.failures.signs import Sign, has_bare_exception, is_exception, order, shortened
 from muster.failures.table import Blame, KnownFailure, Phase, Retry, Weight, find, known_failures
-from muster.fleet.cause import LAST_WORDS
+from muster.fleet.cause import LAST_WORDS, Words
 from muster.readers._feed import sign_of
 from muster.readers._paths import place_of
 from muster.readers._read import LATE, read_blocks, without_harmless
@@ -163,11 +163,10 @@ def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
     if failure.evidence and failure.evidence.file:
         at = from_here(run.path / failure.evidence.file)
         failure = failure.model_copy(update={"evidence": failure.evidence.model_copy(update={"file": at})})
-    speaking = [log for log in logs if log.why]
-    other = entry is not None and failure.host is None and _is_echo(entry)
+    other = entry is not None and failure.host is None and entry.is_echo
     silent = (failure.hint or "").startswith(LAST_WORDS)
     shown = find(failure.evidence.text, "log") if failure.evidence and failure.evidence.text else None
-    echo = shown is not None and shown.phrase.weight == "symptom" and _is_echo(shown.failure)
+    echo = shown is not None and shown.phrase.weight == "symptom" and shown.failure.is_echo
     wordless = other or (entry is None and silent and (failure.evidence is None or echo))
     explanation = Explanation(
         of=run.id,
@@ -176,9 +175,9 @@ def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
         says=entry.cause if entry else _raised(failure),
         failure=failure,
         remedy=None if silent else failure.hint,
-        blame=_blame_in(speaking, failure) if entry is None else None,
-        echoes=sum(log.why.echoes for log in speaking if log.why),
-        lines=_telling(speaking, loud=False) if wordless else [],
+        blame=_blame_in(logs, failure) if entry is None else None,
+        echoes=sum(log.why.echoes for log in logs),
+        lines=_telling(logs, loud=False) if wordless else [],
         command=_way_on(run, result, entry),
     )
     return _with_entry(explanation, entry, failure.host)
@@ -214,35 +213,35 @@ def explain_stream(raw: IO[bytes]) -> Explanation:
 
 
 def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
-    failed = [(log, log.why.signs[0]) for log in jobs if log.why and log.why.signs and _sure(log)]
+    failed = [(log, log.why.signs[0]) for log in jobs if log.why.signs and _sure(log)]
     notes = [f"{log.job}: {log.reason}" for log in jobs if (log.reason or "").startswith("cannot be read")]
     if failed and any(map(_ended_well, jobs)) and all(_is_side(log, sign) for log, sign in failed):
         rest = _of_jobs(of, [log for log in jobs if all(log is not each for each, _ in failed)])
         sides = [f"{log.job}: {sign.text}: ended from outside, and tells no step" for log, sign in failed]
         return rest.model_copy(update={"notes": [*rest.notes, *sides]})
-    running = [log for log, _ in failed if log.why and log.why.status == "Running"]
+    running = [log for log, _ in failed if log.why.status == "Running"]
     notes += [f"{log.job}: the pod runs by now (Status: Running)" for log in running]
-    echoes = sum(log.why.echoes for log in jobs if log.why)
-    before = [(log, sign) for log in jobs if log.why for sign in log.why.before]
+    echoes = sum(log.why.echoes for log in jobs)
+    before = [(log, sign) for log in jobs for sign in log.why.before]
     if not failed:
         nothing = _nothing(of, jobs, notes)
-        retried = all(log.why and log.why.verdict for log, _ in before)
+        retried = all(log.why.verdict for log, _ in before)
         if retried or nothing.answer != "nothing":
             seen = [*nothing.others, *(_evidence(log, sign) for log, sign in before)]
             notes = [*nothing.notes, *([RETRIED] if before and nothing.answer == "nothing" else ())]
             return nothing.model_copy(update={"others": seen[:MOST], "notes": notes})
         failed, notes = before, [*notes, f"an earlier run in the same log; of the last one: {nothing.says}"]
-    elif len(failed) == 1 and (why := failed[0][0].why) and why.finished:
-        sign, late = failed[0][1], why.complaint
+    elif len(failed) == 1 and failed[0][0].why.finished:
+        sign, late = failed[0][1], failed[0][0].why.complaint
         after = failed[0][0].over or sign.weight == "external" or (late and late.number == sign.number)
         notes = [*notes, *([WHOLE] if after else ())]
     ranked = sorted(failed, key=lambda each: (each[1].order, each[1].when or float("inf")))
     ranked = _cause_first(ranked)
     log, sign = ranked[0]
-    entry = known_failures().get(sign.failure or "") or _known_of(sign)
-    if sign.weight == "exit" and log.why and log.why.complaint:
+    entry = sign.entry or _known_of(sign)
+    if sign.weight == "exit" and log.why.complaint:
         return _complained(of, log, log.why.complaint, echoes, notes, sign.host)
-    if sign.weight in ("symptom", "exit") and (entry is None or _is_echo(entry)):
+    if sign.weight in ("symptom", "exit") and (entry is None or entry.is_echo):
         lines = _telling([each for each, _ in ranked])
         explanation = Explanation(
             of=of,
@@ -262,14 +261,14 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     others = [
         (each, other)
         for each in [log, *(each for each, _ in ranked[1:])]
-        for other in (each.why.signs if each.why else ())
+        for other in each.why.signs
         if (other.weight, other.failure) != (sign.weight, sign.failure)
         and order(other.weight) <= order("exception")
     ]
     others += [each for each in before if each[1] is not sign]
-    if log.why:  # what is no echo of another rank
-        clues = (each for each in log.why.clues if not each.failure or each.failure != sign.failure)
-        others += [(log, each) for each in (*log.why.met, *clues)]
+    # What is no echo of another rank.
+    clues = (each for each in log.why.clues if not each.failure or each.failure != sign.failure)
+    others += [(log, each) for each in (*log.why.met, *clues)]
     evidence = _evidence(log, _placed(log, sign))
     failure = Failure(
         what=sign.words,
@@ -285,7 +284,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         says=entry.cause if entry else _NAMED[sign.weight].format(sign.words),
         failure=failure,
         blame=sign.blame if sign.weight == "exception" and entry is None else None,
-        alike=sum(1 for _, each in ranked[1:] if _alike(each, sign)) + (log.why.alike if log.why else 0),
+        alike=sum(1 for _, each in ranked[1:] if _alike(each, sign)) + log.why.alike,
         echoes=echoes,
         others=[_evidence(each, other) for each, other in others[:MOST]],
         notes=notes,
@@ -296,8 +295,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
 
 def _is_side(log: JobLog, sign: Sign) -> bool:
     """Return whether a log is of what runs beside a training, and tells that it was ended from outside."""
-    worked = log.why is None or log.why.worked
-    return sign.weight == "external" and not worked and bool(_SIDE.search(Path(log.job).name))
+    return sign.weight == "external" and not log.why.worked and bool(_SIDE.search(Path(log.job).name))
 
 
 def _cause_first(ranked: list[tuple[JobLog, Sign]]) -> list[tuple[JobLog, Sign]]:
@@ -315,7 +313,7 @@ def _cause_first(ranked: list[tuple[JobLog, Sign]]) -> list[tuple[JobLog, Sign]]
 
 def _with_odd_rank(explanation: Explanation, jobs: Sequence[JobLog]) -> Explanation:
     """Add the rank that waited in another collective than the others, where there is no other cause."""
-    whole = merged(log.why.collectives for log in jobs if log.why and log.why.collectives)
+    whole = merged(log.why.collectives for log in jobs if log.why.collectives)
     odd, answered = whole.odd(), explanation.answer in ("known", "named")
     if odd is None or answered or explanation.failure:
         return explanation
@@ -323,7 +321,7 @@ def _with_odd_rank(explanation: Explanation, jobs: Sequence[JobLog]) -> Explanat
         return explanation
     entry = known_failures().get(odd.failure or "")
     where = None if odd.rank is None else f"rank {odd.rank}"
-    own = [sign for log in jobs if log.why for sign in log.why.signs if sign.rank == odd.rank]
+    own = [sign for log in jobs for sign in log.why.signs if sign.rank == odd.rank]
     host = next((sign.host for sign in own if where and sign.host), None)
     failure = Failure(what=odd.words, where=where, host=host, id=odd.failure)
     answer: Answer = "known" if entry else "unknown"
@@ -335,9 +333,7 @@ def _with_odd_rank(explanation: Explanation, jobs: Sequence[JobLog]) -> Explanat
 def _sure(log: JobLog) -> bool:
     """Return whether a line is why the program ended: not one that it printed before it went on."""
     why = log.why
-    if why is None or (log.outcome is State.UNREADABLE and why.quiet is None):
-        return False
-    if _went_on(log):
+    if (log.outcome is State.UNREADABLE and why.quiet is None) or _went_on(log):
         return False
     sign = why.signs[0]
     printed = is_exception(sign.text) and not why.program  # by a program that may have met it and gone on
@@ -354,29 +350,27 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         log
         for log in jobs
         if not _went_on(log)
-        and not (log.why and log.why.closed)
+        and not log.why.closed
         and (
-            log.outcome is State.TIMEOUT
-            or (log.outcome is State.FAILED and log.format)
-            or (log.why and log.why.begun)
+            log.outcome is State.TIMEOUT or (log.outcome is State.FAILED and log.format) or log.why.begun
         )
     ]
     empty = [log for log in jobs if log.reason == "is empty"]
-    whole = [_ended_well(log) or (log.why is not None and log.why.finished) for log in jobs]
+    whole = [_ended_well(log) or log.why.finished for log in jobs]
     ended = ((log, well) for log, well in zip(jobs, whole, strict=True) if well or not _went_on(log))
     for log, well in ended:
-        if log.why and log.why.complaint:
+        if log.why.complaint:
             return _complained(of, log, log.why.complaint, 0, [*notes, *([WHOLE] if well else ())])
     if stopped or notes or len(empty) == len(jobs):
         first = next(iter(stopped or empty or jobs))
-        begun = first.why.begun if first.why else ""
+        begun = first.why.begun
         says = f"no line reports a failure; {first.job}: {f'{BEGUN}: {begun}' if begun else first.reason}"
         if first in stopped:
             says += ": it was killed from outside, hangs, or still runs"
         lines = _telling(stopped or jobs)
         return Explanation(of=of, answer="unknown", says=says, lines=lines, notes=notes)
     if maybe := [log for log in jobs if _may_be_why(log)]:
-        others = [_evidence(log, log.why.signs[0]) for log in maybe[:MOST] if log.why]
+        others = [_evidence(log, log.why.signs[0]) for log in maybe[:MOST]]
         return Explanation(
             of=of, answer="unknown", says=_PERHAPS, others=others, lines=_telling(maybe), notes=notes
         )
@@ -384,10 +378,10 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
         says = "an exception or its traceback is among its last lines, and not the whole of it"
         return Explanation(of=of, answer="unknown", says=says, lines=_telling(bare), notes=notes)
     if echoed := [log for log in jobs if not log.outcome.good and _echoes_alone(log)]:
-        echoes = sum(log.why.echoes for log in echoed if log.why)
+        echoes = sum(log.why.echoes for log in echoed)
         for log in echoed:
-            for sign in log.why.signs if log.why else ():
-                if sign.failure and not _is_echo(known_failures()[sign.failure]):
+            for sign in log.why.signs:
+                if sign.entry and not sign.is_echo:
                     return _complained(of, log, sign, echoes - 1, notes, sign.host)
         return Explanation(
             of=of, answer="unknown", says=_ECHO, lines=_telling(echoed), echoes=echoes, notes=notes
@@ -416,7 +410,7 @@ def _complained(
     evidence = _evidence(log, replace(line, host=host))
     where = _where(evidence.rank, None)
     match = find(line.text)
-    cause = match is not None and match.phrase.weight in ("cause", "symptom") and not _is_echo(match.failure)
+    cause = match is not None and match.phrase.weight in ("cause", "symptom") and not match.failure.is_echo
     entry = match.failure if match and cause else None
     failure = Failure(
         what=line.text, where=where, host=evidence.host, id=entry.id if entry else None, evidence=evidence
@@ -435,25 +429,23 @@ def _complained(
 
 def _ended_well(log: JobLog) -> bool:
     """Return whether its format, or its last lines, say that it ended well."""
-    why = log.why
-    own = log.outcome.good and (log.over or (why is not None and why.finished))
-    return (own and not (why and why.begun)) or (why is not None and why.closed)
+    own = log.outcome.good and (log.over or log.why.finished)
+    return (own and not log.why.begun) or log.why.closed
 
 
 def _echoes_alone(log: JobLog) -> bool:
     """Return whether a log's last lines only follow from a failure elsewhere."""
     why = log.why
-    if why is None or not why.signs or why.quiet is None or why.quiet > FEW or _went_on(log):
+    if not why.signs or why.quiet is None or why.quiet > FEW or _went_on(log):
         return False
-    entries = [known_failures().get(sign.failure or "") for sign in why.signs]
-    return any(entry is not None and _is_echo(entry) for entry in entries)
+    return any(sign.is_echo for sign in why.signs)
 
 
 def _may_be_why(log: JobLog) -> bool:
     """Return whether the program seems to have gone on after what else would be the cause, and not for long.
     """
     why = log.why
-    if why is None or not why.signs or why.onward != "perhaps":
+    if not why.signs or why.onward != "perhaps":
         return False
     if log.format:  # it has no word of its end
         return True
@@ -466,14 +458,14 @@ def _breaks_off(log: JobLog) -> bool:
     """Return whether an exception without a traceback, or a traceback without its end, is among a log's last
     lines."""
     why = log.why
-    if why is None or why.closed or why.onward == "yes":
+    if why.closed or why.onward == "yes":
         return False
     open_ended = bool(why.last) and bool(_OPEN.search(why.last[-1]))
     return open_ended or (not why.program and has_bare_exception(why.last))
 
 
 def _went_on(log: JobLog) -> bool:
-    return log.why is not None and log.why.onward != "no"
+    return log.why.onward != "no"
 
 
 def _alike(one: Sign, other: Sign) -> bool:
@@ -483,7 +475,7 @@ def _alike(one: Sign, other: Sign) -> bool:
 def _placed(log: JobLog, sign: Sign) -> Sign:
     """Return a sign with host and rank, where its line names neither: those of the only process that, by the
     launcher, ended by itself, or that the scheduler names for the same."""
-    signs = log.why.signs if log.why else ()
+    signs = log.why.signs
     nobodys = (*_PRINTED[1:], "external")  # a cancelled step names the host of its first task, if any
     if sign.host is not None or sign.rank is not None or sign.weight in nobodys or sign not in signs:
         return sign
@@ -536,19 +528,14 @@ def _telling(logs: Iterable[JobLog], loud: bool = True) -> list[str]:
     lines."""
     lines: list[str] = []
     for log in logs:
-        if log.why:
-            signs = [sign.text for sign in log.why.signs[:MOST]]
-            heard = [line for line in log.why.loud if not any(text in line for text in signs)]
-            lines += [*signs, *(heard if loud else ()), *log.why.last]
+        signs = [sign.text for sign in log.why.signs[:MOST]]
+        heard = [line for line in log.why.loud if not any(text in line for text in signs)]
+        lines += [*signs, *(heard if loud else ()), *log.why.last]
     return list(dict.fromkeys(line for line in lines if not line.startswith(ATTEMPT)))[: 2 * MOST]
 
 
 # ----------------------------------------------------------------------------------------------------
 # The table's words, and the way on.
-
-
-def _is_echo(entry: KnownFailure) -> bool:
-    return entry.blame == "peer" or entry.retry == "by cause"
 
 
 def _blame_in(logs: Iterable[JobLog], failure: Failure) -> Blame | None:
@@ -557,7 +544,7 @@ def _blame_in(logs: Iterable[JobLog], failure: Failure) -> Blame | None:
     line = failure.evidence
     if line is None or not line.code:
         return None
-    signs = (each for log in logs if log.why for each in log.why.signs)
+    signs = (each for log in logs for each in log.why.signs)
     return next((each.blame for each in signs if each.text == line.text), "unknown")
 
 
@@ -591,7 +578,7 @@ def _interrupted(run: RunFolder, state: State, logs: Sequence[JobLog]) -> Explan
     if state in (State.CANCELLED, State.STOPPED, State.TIMEOUT):
         return Explanation(of=run.id, answer="named", state=state, says=f"it {state.words}")
     says = "there is no result, and its controller no longer runs: it was killed, or its machine went down"
-    last = _telling((log for log in logs if log.why), loud=False)
+    last = _telling(logs, loud=False)
     return Explanation(
         of=run.id, answer="named", state=state, says=says, lines=last, command=f"muster resume {run.word}"
     )
@@ -620,9 +607,7 @@ def _attempt_of(path: Path) -> Iterator[Sequence[str]]:
             yield from blocks(raw, first)
 
 
-def with_evidence(
-    failure: Failure, run: RunFolder, words: Callable[[str, int | None], Iterable[Sequence[str]]]
-) -> Failure:
+def with_evidence(failure: Failure, run: RunFolder, words: Words) -> Failure:
     """Return the failure with the line of its rank's or host's log that says the same. `words`: returns what
     that one printed."""
     if failure.evidence is not None or failure.host is None:

@@ -10,7 +10,6 @@ from muster.core.job import Job, read_job
 from muster.core.result import Result
 from muster.core.state import State
 from muster.fleet.interrupts import interrupts
-from muster.fleet.shell import Shell
 from muster.runs.recorder import Watcher
 from muster.runs.slurm_queue import (
     QueueState,
@@ -63,7 +62,6 @@ def follow(
     announce: Callable[[Job], None] = ignore,
     say: Callable[[str], None] = ignore,
     stops: bool = False,
-    shell: Shell | None = None,
 ) -> Result | None:
     """Show the run's events as they arrive, until it has its result.
 
@@ -71,10 +69,9 @@ def follow(
     changes in the queue. Raises JobError where the job is over without a result, and RunFolderError where no
     controller runs it.
     """
-    shell = shell or Shell()
     tail = EventTail(run)
     announced = False
-    queue = _Queue(run, shell, say) if is_submitted(run) else None
+    queue = _Queue(run, say) if is_submitted(run) else None
     with interrupts() as wish:
         while True:
             if not announced and run.job.exists():
@@ -93,7 +90,7 @@ def follow(
                 return None
             if wish.stop:
                 wish.stop = None
-                _stop(run, say, shell)
+                _stop(run, say)
             if result is None:
                 _check_alive(run, queue)
             time.sleep(_LOOK)
@@ -102,8 +99,8 @@ def follow(
 class _Queue:
     """Slurm's view of the run, asked for from time to time."""
 
-    def __init__(self, run: RunFolder, shell: Shell, say: Callable[[str], None]) -> None:
-        self._run, self._shell, self._say = run, shell, say
+    def __init__(self, run: RunFolder, say: Callable[[str], None]) -> None:
+        self._run, self._say = run, say
         self._asked: float | None = None
         self._known: QueueState | None = None
         self._silent_since: float | None = None
@@ -134,7 +131,7 @@ class _Queue:
             return self._known
         self._asked = now
         try:
-            self._known = whereabouts(self._run, self._shell)
+            self._known = whereabouts(self._run)
             self._silent_since = None
             self._tell(str(self._known))
         except JobError as error:
@@ -159,9 +156,9 @@ def _check_alive(run: RunFolder, queue: _Queue | None) -> None:
         )
 
 
-def _stop(run: RunFolder, say: Callable[[str], None], shell: Shell) -> None:
-    if waits(run, shell):
-        cancel(run, shell)
+def _stop(run: RunFolder, say: Callable[[str], None]) -> None:
+    if waits(run):
+        cancel(run)
         raise JobError("cancelled while it waited for Slurm", where=run.id)
     say("stopping ...")
     run.stop_request.touch()

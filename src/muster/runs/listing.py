@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 class ShownRun:
     """A run as `muster show` presents it: its result, or its progress."""
 
-    run: RunFolder
     state: State
     result: Result | None
     step: int
@@ -54,7 +53,7 @@ def show(run: RunFolder) -> ShownRun:
     except RunFolderError as error:
         state, damage = State.DAMAGED, str(error)
     if result is not None:  # the events, which take long to read, say no more
-        return ShownRun(run, state, result, result.steps, _total_steps(run), result.loss_final, job)
+        return ShownRun(state, result, result.steps, _total_steps(run), result.loss_final, job)
     from muster.results.fold import fold
     from muster.store import events
 
@@ -62,7 +61,6 @@ def show(run: RunFolder) -> ShownRun:
     started = next(iter(folder.started.values()), None)
     logs = [folder.logs[step] for step in sorted(folder.logs)]
     return ShownRun(
-        run=run,
         state=state,
         result=None,
         step=max([*folder.windows, folder.progress.step if folder.progress else 0]),

@@ -19,7 +19,6 @@ from muster.core.recipe import Recipe
 from muster.core.recipes import dump_yaml, read_yaml
 from muster.core.result import Failure, PipelineResult, Result, Seconds, StepResult
 from muster.core.state import RunEnd, State
-from muster.fleet.shell import Shell
 from muster.inputs.entries import models_taken, recipes_of
 from muster.inputs.following import in_entry, renamed, resolved, standing_in
 from muster.inputs.hub import check_names
@@ -169,7 +168,7 @@ class StepResume:
 
 
 def run_pipeline(
-    inputs: PipelineInputs, folder: PipelineFolder, *, seeing: Seeing = unseen, shell: Shell | None = None
+    inputs: PipelineInputs, folder: PipelineFolder, *, seeing: Seeing = unseen
 ) -> PipelineResult:
     """Run all steps, or until one does not end well. The result is also in the folder.
 
@@ -182,14 +181,14 @@ def run_pipeline(
     try:
         _freeze(inputs, folder)
         with folder.claim() as claim:
-            return _Steps(inputs, folder, seeing, shell).run(claim)
+            return _Steps(inputs, folder, seeing).run(claim)
     finally:
         if not _begun(folder):
             shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def resume_pipeline(
-    folder: PipelineFolder, again: StepResume, *, seeing: Seeing = unseen, shell: Shell | None = None
+    folder: PipelineFolder, again: StepResume, *, seeing: Seeing = unseen
 ) -> PipelineResult:
     """Continue: finished steps are kept, the interrupted one continues from its checkpoint, or from its first
     step where there is none; the others follow. Raises RunFolderError where that is not possible."""
@@ -207,7 +206,7 @@ def resume_pipeline(
         _freeze(inputs, folder)
         if before is not None:
             folder.result.replace(folder.path / f"result.attempt{before.attempt}.json")
-        return _Steps(inputs, folder, seeing, shell, again).run(claim)
+        return _Steps(inputs, folder, seeing, again).run(claim)
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,6 @@ class _Steps:
     inputs: PipelineInputs
     folder: PipelineFolder
     seeing: Seeing
-    shell: Shell | None
     again: StepResume | None = None
 
     def run(self, claim: Claim) -> PipelineResult:
@@ -282,12 +280,11 @@ class _Steps:
                 leave=again.leave,
                 watch=watch,
                 announce=announce,
-                shell=self.shell,
             )
         if run.path.exists():  # broken off before anything was launched
             shutil.rmtree(run.path)
         made = check(resolved(recipe, models, step.name), self.inputs.inventory)
-        return train(made, run, watch=watch, announce=announce, shell=self.shell)
+        return train(made, run, watch=watch, announce=announce)
 
 
 def _begun(folder: PipelineFolder) -> bool:

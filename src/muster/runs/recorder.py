@@ -187,7 +187,7 @@ class Recorder:
         self._beside: str | None = None  # the first host that is this machine
         self._spent = 0.0  # processor seconds of this process that were told
         if self.board.writer is None and NO_BOARD not in self.folded.noted:
-            self.record(events.Noted(time=time.time(), text=NO_BOARD))
+            self.say(events.Noted, text=NO_BOARD)
 
     def __enter__(self) -> Recorder:
         return self
@@ -212,9 +212,12 @@ class Recorder:
         if self.stragglers is not None and (pace := self.stragglers.add(event)) is not None:
             self._paced(pace)
 
+    def say(self, kind: Callable[..., events.Event], **fields: Any) -> None:
+        """Record an event of the controller's own: of this time and this attempt."""
+        self.record(kind(time=time.time(), attempt=self.attempt, **fields))
+
     def _paced(self, pace: Pace) -> None:
-        step = self.stragglers.steps if self.stragglers else None
-        self.record(events.Paced(time=time.time(), attempt=self.attempt, step=step, found=pace))
+        self.say(events.Paced, step=self.stragglers.steps if self.stragglers else None, found=pace)
 
     def event(self, host: str, line: str) -> None:
         """Record a rank's own line, with its host's name."""
@@ -237,18 +240,6 @@ class Recorder:
             sample = {**sample, "cpu_own": sample["cpu_own"] + now - self._spent}
             self._spent = now
         self.record(events.Hardware.model_validate({**sample, "host": host, "attempt": self.attempt}))
-
-    def host_facts(self, host: str, facts: dict[str, Any]) -> None:
-        """Record a host's facts from before the start."""
-        self.record(events.HostFacts(time=time.time(), host=host, attempt=self.attempt, facts=facts))
-
-    def state(self, state: str, **detail: Any) -> None:
-        """Record the controller's own event."""
-        self.record(
-            events.JobState.model_validate(
-                {"time": time.time(), "attempt": self.attempt, "state": state, "detail": detail}
-            )
-        )
 
     def begin_logs(self, hosts: list[str]) -> None:
         """Mark in every host's log where this attempt begins."""

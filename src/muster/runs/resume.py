@@ -15,7 +15,6 @@ from muster.core.recipes import read_yaml, validate
 from muster.core.result import Result
 from muster.core.state import State
 from muster.engines.base import spec_of
-from muster.fleet.shell import Shell
 from muster.inputs.read import Inputs, check
 from muster.results.fold import fold
 from muster.runs.checkpoints import WantedCheckpoint
@@ -34,7 +33,6 @@ def resume(
     leave: Sequence[str] = (),
     watch: Watcher = ignore,
     announce: Callable[[Job], None] = ignore,
-    shell: Shell | None = None,
 ) -> Result:
     """Continue with the frozen recipe, on the same hosts or on `hosts`, except those to `leave` out. Raises
     RunFolderError where that is not possible.
@@ -59,10 +57,8 @@ def resume(
         with run.claim(own) as claim:  # before any host is asked: two resumes at once must not both start
             job = run.read_json(run.job)
             inputs = inputs or _inputs(run, job, hosts, leave)
-            attempt = Attempt(int(job["attempt"]) + 1, resume=True, wanted=replace(wanted, avoid=avoid))
-            result = train(
-                inputs, run, attempt=attempt, claim=claim, watch=watch, announce=announce, shell=shell
-            )
+            attempt = Attempt(int(job["attempt"]) + 1, replace(wanted, avoid=avoid))
+            result = train(inputs, run, attempt=attempt, claim=claim, watch=watch, announce=announce)
         bad = unloadable(run) if result.status is State.FAILED and wanted.step is None else None
         if bad is None or bad in avoid:
             return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from muster.core.errors import JobError, MusterError, RunFolderError
-from muster.fleet.shell import Shell
+from muster.fleet import shell
 from muster.store.atomic import write_json
 from muster.store.runfolder import RunFolder
 
@@ -43,11 +43,11 @@ def is_submitted(run: RunFolder) -> bool:
     return run.submission.is_file()
 
 
-def whereabouts(run: RunFolder, shell: Shell | None = None) -> QueueState:
+def whereabouts(run: RunFolder) -> QueueState:
     """Ask Slurm about a submitted run. Raises RunFolderError, JobError where Slurm does not answer."""
     job, cluster = _job(run)
     argv = ["squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", "--format=%T|%r|%N", *cluster]
-    code, out, err = (shell or Shell()).run(argv, timeout=_PATIENCE)
+    code, out, err = shell.run(argv, timeout=_PATIENCE)
     if code != 0:
         words = err.decode("utf-8", "replace").strip()
         if "Invalid job id" in words:
@@ -60,19 +60,19 @@ def whereabouts(run: RunFolder, shell: Shell | None = None) -> QueueState:
     return QueueState(job, state, reason if reason != "None" else None, nodes or None)
 
 
-def cancel(run: RunFolder, shell: Shell | None = None) -> None:
+def cancel(run: RunFolder) -> None:
     """Cancel a run's job in Slurm. Raises JobError."""
     job, cluster = _job(run)
-    code, _, err = (shell or Shell()).run(["scancel", *cluster, job], timeout=_PATIENCE)
+    code, _, err = shell.run(["scancel", *cluster, job], timeout=_PATIENCE)
     if code != 0:
         raise JobError(err.decode("utf-8", "replace").strip() or f"exit code {code}", where=f"scancel {job}")
     write_json(run.submission, {**run.read_json(run.submission), "cancelled": True})
 
 
-def waits(run: RunFolder, shell: Shell | None = None) -> bool:
+def waits(run: RunFolder) -> bool:
     """Return whether Slurm has yet to start the run, for the first time or again: it has no controller then.
     """
-    return is_submitted(run) and run.controller_alive() is False and not whereabouts(run, shell).over
+    return is_submitted(run) and run.controller_alive() is False and not whereabouts(run).over
 
 
 def ended_without_result(run: RunFolder, about: QueueState) -> MusterError:

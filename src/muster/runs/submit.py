@@ -11,8 +11,9 @@ from pathlib import Path
 from muster.core.errors import InventoryError, JobError, RecipeError
 from muster.core.slurm import SlurmAsk
 from muster.failures.table import id_of
+from muster.fleet import shell
 from muster.fleet.launchers.slurm import BatchJob, batch_script
-from muster.fleet.shell import NotStarted, Shell
+from muster.fleet.shell import NotStarted
 from muster.inputs.read import Inputs
 from muster.planner.decide import FIELD
 from muster.store.atomic import write_json, write_text
@@ -67,13 +68,12 @@ def nodes_asked(inputs: Inputs) -> SlurmAsk:
     return ask if wanted is None else replace(ask, nodes=wanted)
 
 
-def submit(inputs: Inputs, run: RunFolder, shell: Shell | None = None) -> str:
+def submit(inputs: Inputs, run: RunFolder) -> str:
     """Submit the run to Slurm. Return its job id. A refusal leaves no folder behind; a missing answer does,
     since the job may be in the queue.
 
     Raises RunFolderError, InventoryError, RecipeError, and JobError with sbatch's message.
     """
-    shell = shell or Shell()
     launch, ticket = inputs.recipe.launch, secrets.token_hex(8)
     waiting = {"--wait", "-W"} & set(launch.options)
     if waiting:

@@ -33,7 +33,6 @@ from muster.fleet.fetch import copy_between, fetch_model, fetch_profiles
 from muster.fleet.interrupts import interrupts
 from muster.fleet.launchers.slurm import TICKET
 from muster.fleet.messages import ProbeAnswer
-from muster.fleet.shell import Shell
 from muster.fleet.supervisor import Listener, Outcome, Supervisor
 from muster.inputs.hub import check_names
 from muster.inputs.peaks import peaks_of
@@ -73,8 +72,12 @@ class Attempt:
     """A run's first attempt, or one that continues from a checkpoint."""
 
     number: int = 1
-    resume: bool = False
     wanted: WantedCheckpoint = field(default_factory=WantedCheckpoint)
+
+    @property
+    def resume(self) -> bool:
+        """Whether it continues."""
+        return self.number > 1
 
 
 def train(
@@ -85,14 +88,12 @@ def train(
     claim: Claim | None = None,
     watch: Watcher = ignore,
     announce: Callable[[Job], None] = ignore,
-    shell: Shell | None = None,
 ) -> Result:
     """Run the job to its end. The result is also in the run folder.
 
     Raises UsageError where hosts cannot be used (nothing was started then, and no folder is left behind).
     """
     attempt = attempt or Attempt()
-    shell = shell or Shell()
     ticket = os.environ.get(TICKET)
     if inputs.launcher_name == "slurm" and allocation(os.environ) is None:
         raise InventoryError(
@@ -107,13 +108,13 @@ def train(
     command = inputs.recipe if isinstance(inputs.recipe, CommandRecipe) else None
     # Before any host is asked: hashing many files takes longer than an agent waits for a word.
     tree = read_tree(Path(command.run.sync), but=run.path.parent) if command and command.run.sync else None
-    inputs, chosen = hosts_first(inputs, partial(ask, shell=shell))
+    inputs, chosen = hosts_first(inputs, ask)
     places = place([(host, host.slots or 1) for host in inputs.inventory.hosts])
     nonce = f".muster-{secrets.token_hex(8)}"
     mark = run.mark if attempt.resume else new_mark()
     sign = _leave(run.path.parent / nonce)
     try:
-        with Supervisor(places, inputs.launcher, inputs.recipe.launch, run.id, shell) as supervisor:
+        with Supervisor(places, inputs.launcher, inputs.recipe.launch, run.id) as supervisor:
             orders = greeting(
                 inputs.recipe,
                 places,
@@ -199,7 +200,7 @@ def _copy(
     by_host = {place.host: (place, f"{facts[place.host]['base']}/checkpoints") for place in places}
     ends = by_host[source], by_host[target]
     name = f"checkpoint-{step}"
-    supervisor.meanwhile(partial(copy_between, supervisor.remote, supervisor.shell, *ends, name))
+    supervisor.meanwhile(partial(copy_between, supervisor.remote, *ends, name))
 
 
 def bring_code(tree: Tree, run: RunFolder, supervisor: Supervisor, facts: Facts) -> Code:
@@ -274,7 +275,7 @@ def _run(
         claim.touch()
         for text in (groups.note(hang.steps), slowdown.note(hang.steps) if slowdown else None):
             if text is not None:
-                recorder.record(events.Noted(time=time.time(), attempt=recorder.attempt, text=text))
+                recorder.say(events.Noted, text=text)
         recorder.write_logs(FLUSH)
         if wish.stop:
             return wish.stop
@@ -299,9 +300,11 @@ def _run(
     with interrupts() as wish, Recorder(run, job.attempt, watch, scrub, follow, Stragglers(job)) as recorder:
         try:
             recorder.begin_logs(list(facts))
-            recorder.state("begin", resume_step=job.resume_step, hosts=list(facts))
+            detail = {"resume_step": job.resume_step, "hosts": list(facts)}
+            recorder.say(events.JobState, state="begin", detail=detail)
             for host, about in facts.items():
-                recorder.host_facts(host, {k: v for k, v in about.items() if k != "port"})
+                own = {name: value for name, value in about.items() if name != "port"}
+                recorder.say(events.HostFacts, host=host, facts=own)
             listener = Listener(
                 recorder.event, log, recorder.hardware, tick, hang.pulses, looked, groups.heard
             )
@@ -314,7 +317,7 @@ def _run(
             if result.command is not None:
                 measured = result.command.model_copy(update={"code": code, "seconds": took})
                 result = result.model_copy(update={"command": measured})
-            recorder.state("end", status=result.status)
+            recorder.say(events.JobState, state="end", detail={"status": result.status})
             _write_predictions(run, result)
             write_tables(run, result)
             _write_result(run, result)
@@ -332,10 +335,8 @@ def note_hang(run: RunFolder, hang: Watch, recorder: Recorder) -> Hung:
     hung = hang.hung()
     with suppress(OSError):
         write_json(run.hang, hang.document())
-    recorder.record(events.Hanging(time=time.time(), attempt=recorder.attempt, found=hung))
-    recorder.record(
-        events.Noted(time=time.time(), attempt=recorder.attempt, text=f"{hung.what} ({hang.words()})")
-    )
+    recorder.say(events.Hanging, found=hung)
+    recorder.say(events.Noted, text=f"{hung.what} ({hang.words()})")
     return hung
 
 
@@ -394,12 +395,12 @@ def _conclude(
         try:
             files = next((each.files for each in reversed(folded.saved) if each.step is None), None)
             base = facts[first.host]["base"]
-            fetch_model(supervisor.remote, supervisor.shell, first, base, run, files)
+            fetch_model(supervisor.remote, first, base, run, files)
         except JobError as error:
             status, failure = State.FAILED, Failure.model_validate(error.as_dict())
     if run.model.is_dir():
         folded.model_path = str(run.model)
-    fetch_profiles(supervisor.remote, supervisor.shell, job, facts, run, folded.profiled)
+    fetch_profiles(supervisor.remote, job, facts, run, folded.profiled)
     if failure is not None:
         lost = next(iter(outcome.lost), None) if len(job.placements) > 1 else None
         bad = {each.checkpoint for each in folded.failed}

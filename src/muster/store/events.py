@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -215,6 +215,11 @@ class Split(_Event):
         None, description="per rank, samples per second as measured; None: the recipe gave the shares"
     )
     seconds: float = Field(0.0, description="that measuring took")
+
+    def of(self, ranks: Sequence[int]) -> tuple[int, float | None]:
+        """Return the share of some ranks together, and their speed."""
+        speed = sum(self.speeds[rank] for rank in ranks) if self.speeds else None
+        return sum(self.shares[rank] for rank in ranks), speed
 
 
 class Attention(_Event):

@@ -209,35 +209,6 @@ def held_note(count: int | None, of: int | None, fraction: float) -> list[str]:
     return [f"{some} {are} held out, since the data has no part for that: {ways}"]
 
 
-def unread_note(
-    file: Path,
-    read: Callable[[Mapping[str, Any]], Iterable[str]],
-    fields: Sequence[str],
-    names: Callable[[Mapping[str, Any]], Iterable[str]] = iter,
-) -> list[str]:
-    """Return notes on a file's fields that are not read, by its first row. `read`: the fields that a row's
-    sample is made of; `fields`: all fields that are looked for; `names`: the names of a row's fields."""
-
-    def left(row: Mapping[str, Any], _: str) -> list[str]:
-        return left_note(file.name, names(row), read(row))
-
-    ignored = Skipped().add
-    return next(each_made(read_rows(file, ignored, fields=fields), left, ignored), [])
-
-
-def left_note(where: str, names: Iterable[str], used: Iterable[str]) -> list[str]:
-    """Return notes on fields that are not read. `used`: names, or dotted paths, of those that are."""
-    roots = {root for field in used for root in (field, field.partition(".")[0])}
-    left = [str(name) for name in names if name not in roots]
-    left = [name for name in left if name.partition(".")[0] not in left or "." not in name]
-    return [f"{where}: fields that are not read: {', '.join(left)}"] if left else []
-
-
-def unused_note(files: DataFiles) -> list[str]:
-    """Return notes on files of samples that are not read."""
-    return [f"not used: {names_of(files.unused)}"] if files.unused else []
-
-
 def hold_out(
     keys: Iterable[str], fraction: float, seed: int, where: str | None, *, kind: str = "sample"
 ) -> set[str]:
@@ -258,43 +229,80 @@ def hold_out(
     return set(different[: max(1, int(len(different) * fraction))])
 
 
-def read_samples(
-    files: Iterable[Path],
-    make: Callable[[Mapping[str, Any], str, Path], T],
-    *,
-    fields: Sequence[str],
-    limit: int | None = None,
-    skip: Skip | None = None,
-) -> Iterator[T]:
-    """Yield what `make` returns for each row of the files, its place and its file's folder; at most `limit`.
+@dataclass(frozen=True)
+class RowForm(Generic[T]):
+    """How rows become samples. `make`: from a row, its place and its file's folder (None: it is a hub's);
+    `fields`: all that are looked for; `used`: those that a row's sample is made of; `names`: those that a row
+    has."""
 
-    Raises DataError with the file and row of what is no sample, unless `skip` takes it, and where there are
-    no samples. `fields`: those that are looked for.
-    """
-    count, where = 0, ""
-    skipped = Skipped()
+    make: Callable[[Mapping[str, Any], str, Path | None], T]
+    fields: Sequence[str]
+    used: Callable[[Mapping[str, Any], str], Iterable[str]]
+    names: Callable[[Mapping[str, Any]], Iterable[str]] = list
 
-    def left(error: DataError) -> None:
-        if skip is not None:
-            skipped.add(error)
-            skip(error)
+    def read(
+        self, files: Iterable[Path], *, limit: int | None = None, skip: Skip | None = None
+    ) -> Iterator[T]:
+        """Yield the samples of files; at most `limit`. Raises DataError with the file and row of what is no
+        sample, unless `skip` takes it, and where there are no samples."""
+        count, where = 0, ""
+        skipped = Skipped()
 
-    passed = skip and left
-    for file in files:
-        where = str(file)
-        rows = read_rows(file, passed, fields=fields)
+        def left(error: DataError) -> None:
+            if skip is not None:
+                skipped.add(error)
+                skip(error)
 
-        def made(row: Mapping[str, Any], place: str, folder: Path = file.parent) -> T:
-            return make(row, place, folder)
+        passed = skip and left
+        for file in files:
+            where = str(file)
+            rows = read_rows(file, passed, fields=self.fields)
 
-        for sample in each_made(rows, made, passed):
-            count += 1
-            yield sample
-            if count == limit:
-                return
-    if not count:
-        hint = f"of those that were left out the first: {skipped.first}" if skipped.first else None
-        raise DataError("has no samples that can be used", where=where, hint=hint)
+            def made(row: Mapping[str, Any], place: str, folder: Path = file.parent) -> T:
+                return self.make(row, place, folder)
+
+            for sample in each_made(rows, made, passed):
+                count += 1
+                yield sample
+                if count == limit:
+                    return
+        if not count:
+            hint = f"of those that were left out the first: {skipped.first}" if skipped.first else None
+            raise DataError("has no samples that can be used", where=where, hint=hint)
+
+    def load(
+        self, path: Path, splits: Splits, *, limit: int | None = None, skip: Skip | None = None
+    ) -> LoadedSamples[T]:
+        """Read the samples of a file or folder; at most `limit` to train on. Raises DataError."""
+        files = find_data(path, splits)
+        train = list(self.read(files.train, limit=limit, skip=skip))
+        held_out = list(self.read(files.validation, skip=skip)) if files.validation else []
+        about = names_of(files.train) + (f", held out {names_of(files.validation)}" if held_out else "")
+        notes = [f"not used: {names_of(files.unused)}"] if files.unused else []
+        first = files.train[0]
+        notes += self.unread(first.name, read_rows(first, Skipped().add, fields=self.fields))
+        return LoadedSamples(train, held_out, about=about, notes=tuple(notes))
+
+    def unread(self, where: str, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+        """Return notes on fields that are not read, by the first row whose fields are clear."""
+
+        def left(row: Mapping[str, Any], place: str) -> list[str]:
+            roots = _roots(self.used(row, place))
+            names = [str(name) for name in self.names(row) if name not in roots]
+            names = [name for name in names if name.partition(".")[0] not in names or "." not in name]
+            return [f"{where}: fields that are not read: {', '.join(names)}"] if names else []
+
+        return next(each_made(rows, left, Skipped().add), [])
+
+    def columns(self, names: Iterable[str]) -> list[str]:
+        """Choose the columns that may be read, in small or capital letters."""
+        roots = _roots(self.fields)
+        return [name for name in names if name in roots or name.lower() in roots]
+
+
+def _roots(fields: Iterable[str]) -> set[str]:
+    """Return the names of fields, and of the columns that dotted paths begin in."""
+    return {root for field in fields for root in (field, field.partition(".")[0])}
 
 
 def read_rows(
@@ -435,7 +443,7 @@ def _rows(opened: Any, fields: Sequence[str]) -> Iterator[dict[str, Any] | Excep
     """Yield the rows; in place of one with a value that Python cannot hold, the error."""
     from pyarrow import types
 
-    wanted = {root for field in fields for root in (field, field.partition(".")[0])}
+    wanted = _roots(fields)
     names = opened.schema_arrow.names
     columns = [
         each.name

@@ -243,7 +243,7 @@ def _by_hand(name: str, rest: str, text: str) -> Device:
         memory_source=BY_HAND
         if base is None or given.keys() & {"memory", "bandwidth"}
         else base.memory_source,
-        capability=_capability(given["capability"]) if "capability" in given else able,
+        capability=divmod(round(10 * given["capability"]), 10) if "capability" in given else able,
         capability_source=BY_HAND if base is None or "capability" in given else base.capability_source,
         watts=given.get("watts", base.watts if base else None),
     )
@@ -276,12 +276,6 @@ def _short(value: float) -> str:
 def plain_name(name: str) -> str:
     """Return a name without figures: `h200{bf16=700}` -> `h200`."""
     return name.partition("{")[0]
-
-
-def _capability(version: float) -> tuple[int, int]:
-    """Return a version as numbers: 8.6 -> (8, 6)."""
-    major, minor = divmod(round(10 * version), 10)
-    return major, minor
 
 
 def number(text: str, where: str) -> float:

@@ -80,7 +80,9 @@ def machines_of(
 def parse_parts(text: str) -> tuple[Machines, ...]:
     """Return what a user gives as --on: one or more kinds of hosts, all over the same links. Raises
     UsageError naming the part that is not understood."""
-    items = _split(text)
+    items = [item.strip() for item in split_outside("{}", text)]
+    if text.count("{") != text.count("}") or not items[0]:
+        raise UsageError("is not a device with its numbers", where=f"--on {text!r}", hint=_EXAMPLE)
     kinds = [items[0], *(item for item in items[1:] if _counts_of(item) is not None)]
     links: dict[bool, LinkSpec] = {}
     for item in items[1:]:
@@ -89,7 +91,8 @@ def parse_parts(text: str) -> tuple[Machines, ...]:
         link = _link(item, text)
         inner = bool(_INNER.fullmatch(link.name))
         if inner in links:
-            raise _twice("the link between a host's devices" if inner else "the link between hosts", text)
+            which = "the link between a host's devices" if inner else "the link between hosts"
+            raise UsageError(f"{which} is given twice", where=f"--on {text}", hint=_EXAMPLE)
         links[inner] = link
     parts = tuple(_part(item, text, links.get(False), links.get(True)) for item in kinds)
     if sum(part.ranks for part in parts) > MOST_RANKS:
@@ -125,15 +128,3 @@ def _link(item: str, text: str) -> LinkSpec:
         return find_link(item)
     except UsageError as error:
         raise UsageError(error.what, where=f"--on {text}", hint=error.hint) from None
-
-
-def _twice(what: str, text: str) -> UsageError:
-    return UsageError(f"{what} is given twice", where=f"--on {text}", hint=_EXAMPLE)
-
-
-def _split(text: str) -> list[str]:
-    """Split at commas outside braces."""
-    items = split_outside("{}", text)
-    if text.count("{") != text.count("}") or not items[0].strip():
-        raise UsageError("is not a device with its numbers", where=f"--on {text!r}", hint=_EXAMPLE)
-    return [item.strip() for item in items]

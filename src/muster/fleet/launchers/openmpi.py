@@ -40,7 +40,12 @@ def requests(
     """Return one mpirun for all hosts. Raises InventoryError and RecipeError for what mpirun cannot express.
     """
     assert home is not None
-    argv = _mpirun(launch, len(places))
+    argv = mpirun(
+        launch,
+        "--mca", "plm_rsh_num_concurrent", str(min(launch.fanout, len(places))),
+        "--mca", "orte_abort_on_non_zero_status", "0",  # each agent reports for itself
+        "--mca", "odls_base_sigkill_timeout", "5",  # an agent that is told to end ends its ranks first
+    )  # fmt: skip
     for index, place in enumerate(places):
         if not _NAME.fullmatch(place.address):
             raise InventoryError(
@@ -55,19 +60,17 @@ def requests(
     return [Request(hosts, tuple(argv), dialling_env(home), dials=True)]
 
 
-def _mpirun(launch: Launch, hosts: int) -> list[str]:
-    arguments = ssh_words(launch, "mpirun")
+def mpirun(launch: Launch, *more: str) -> list[str]:
+    """Return the begin of a command: how mpirun reaches hosts. `more`: further words of mpirun's own."""
     return [
         "mpirun",
         "--allow-run-as-root",  # as every other launcher does
         "--bind-to", "none",  # an agent's ranks are not to share the one core that MPI would bind it to
         "--wdir", "/",
         "--mca", "plm_rsh_agent", "ssh",
-        "--mca", "plm_rsh_args", arguments,
+        "--mca", "plm_rsh_args", ssh_words(launch, "mpirun"),
         "--mca", "plm_rsh_no_tree_spawn", "1",  # hosts need not reach each other by ssh
-        "--mca", "plm_rsh_num_concurrent", str(min(launch.fanout, hosts)),
         "--mca", "orte_keep_fqdn_hostnames", "1",
-        "--mca", "orte_abort_on_non_zero_status", "0",  # each agent reports for itself
-        "--mca", "odls_base_sigkill_timeout", "5",  # an agent that is told to end ends its ranks first
+        *more,
         *launch.options,
     ]  # fmt: skip

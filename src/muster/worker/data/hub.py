@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, TypeVar
 
 from muster.core.errors import DataError
-from muster.store.records import Splits
+from muster.store.lines import Skip, each_made
+from muster.store.records import LoadedSamples, RowForm, Splits
+
+T = TypeVar("T")
 
 HELD_OUT = ("validation", "test")  # parts of a data set: the first that is there
 CONVERTED = "refs/convert/parquet"  # the hub's own copy of a data set as Parquet files
@@ -29,17 +34,6 @@ def load(builder: str, where: str, hint: str | None = None, **options: Any) -> A
         raise DataError(f"cannot be loaded: {reason}", where=where, hint=hint) from None
 
 
-def held_part(parts: dict[str, Any]) -> str | None:
-    """Return the name of the held-out part of a hub data set; None: it has none with rows."""
-    return next((name for name in HELD_OUT if name in parts and len(parts[name])), None)
-
-
-def unused_parts(parts: dict[str, Any], held: str | None) -> list[str]:
-    """Return the names of a hub data set's parts that are neither trained on nor held out."""
-    used = [parts["train"], *([parts[held]] if held else [])]
-    return [name for name, part in parts.items() if not any(part is each for each in used)]
-
-
 def hub_parts(name: str, subset: str | None = None, splits: Splits | None = None) -> dict[str, Any]:
     """Load a hub data set's parts by their names; there is a train part, and the held-out one that `splits`
     wants is called validation. Raises DataError."""
@@ -56,3 +50,37 @@ def hub_parts(name: str, subset: str | None = None, splits: Splits | None = None
         raise DataError("has several train parts" if train else "has no train part", where=where, hint=hint)
     held = splits.held_of([*loaded], train) if splits.held_out or train != ["train"] else []
     return {**loaded, "train": loaded[train[0]], **({"validation": loaded[held[0]]} if held else {})}
+
+
+def hub_samples(
+    form: RowForm[T],
+    name: str,
+    subset: str | None,
+    splits: Splits,
+    *,
+    limit: int | None = None,
+    skip: Skip | None = None,
+) -> LoadedSamples[T]:
+    """Read the samples of a hub data set; at most `limit` to train on. Raises DataError."""
+    parts = hub_parts(name, subset, splits)
+    held = next((part for part in HELD_OUT if part in parts and len(parts[part])), None)
+
+    def rows(part: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        names = parts[part].column_names
+        columns = form.columns(names)  # the others are not decoded
+        read = parts[part].select_columns(columns) if columns else parts[part]
+        for number, row in enumerate(read):
+            yield f"{name}, {part}[{number}]", {column: row.get(column) for column in names}
+
+    def samples(part: str) -> Iterator[T]:
+        return each_made(rows(part), lambda row, place: form.make(row, place, None), skip)
+
+    used = [parts[part] for part in ("train", held) if part]
+    unused = [part for part, read in parts.items() if not any(read is each for each in used)]
+    notes = form.unread(name, rows("train")) + ([f"{name}: not used: {', '.join(unused)}"] if unused else [])
+    return LoadedSamples(
+        list(islice(samples("train"), limit)),
+        list(samples(held)) if held else [],
+        about=name + (f", held out its part {held}" if held else ""),
+        notes=tuple(notes),
+    )

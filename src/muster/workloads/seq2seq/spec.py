@@ -4,7 +4,7 @@ start."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,19 +22,15 @@ from muster.core.recipe import DATA, WORKLOAD, Recipe
 from muster.core.section import PositiveInt
 from muster.core.workload import Lengths, Survey
 from muster.store import databases
-from muster.store.lines import MISSING, Skip, Skipped, text_of, value_at
+from muster.store.lines import MISSING, Skipped, text_of, value_at
 from muster.store.records import (
-    DataFiles,
     LoadedSamples,
+    RowForm,
     Splits,
     find_data,
     held_note,
     hold_out,
-    names_of,
     parts_of,
-    read_samples,
-    unread_note,
-    unused_note,
 )
 from muster.store.tokens import all_of, counter, some_of, too_long
 
@@ -127,14 +123,15 @@ class PairData(SplitData):
         one, other = self.named("input"), self.named("target")
         return list(dict.fromkeys((one or pair[0], other or pair[1]) for pair in self.pairs))
 
-    def fields(self) -> tuple[str, ...]:
-        """Name all fields that are looked for."""
-        given = (self.schema_,) if self.schema_ else ()
-        return (*(field for pair in self.candidates() for field in pair), *given, *databases.FIELDS)
-
-    def used(self, pair: tuple[str, str]) -> list[str]:
-        """Name all fields that are read of a row whose input and target are in this pair."""
-        return [*pair, *([self.schema_] if self.schema_ else []), *databases.FIELDS]
+    @property
+    def form(self) -> RowForm[PairRow]:
+        """How rows become inputs and targets."""
+        more = (*((self.schema_,) if self.schema_ else ()), *databases.FIELDS)
+        return RowForm(
+            lambda row, place, folder: pair_of(row, self, place, folder),
+            (*(field for pair in self.candidates() for field in pair), *more),
+            lambda row, place: (*fields_of(row, self, place), *more),
+        )
 
     def asked(self, question: str, schema: str) -> str:
         """Return the input without its prefix."""
@@ -176,7 +173,7 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
     def describe_data(self, path: Path) -> str:
         """Name the files, and the fields that are read."""
         files = find_data(path, self.data.splits)
-        row = next(read_pairs(files.train, self.data, limit=1, skip=Skipped().where(self.data.bad)))
+        row = next(self.data.form.read(files.train, limit=1, skip=Skipped().where(self.data.bad)))
         parts = parts_of(path, files.train, files.validation, self.data.validation_fraction, files.unused)
         schema = f" with schema {self.data.schema_}" if self.data.schema_ else ""
         return f"{parts}; from field {row.fields[0]}{schema} to field {row.fields[1]}"
@@ -269,18 +266,15 @@ class PairRow:
 
 
 def load_rows(data: PairData, seed: int, path: Path | None, hub: Any = None) -> LoadedSamples[PairRow]:
-    """Read the rows of a file or folder. `hub`: reads those of data.name, where `path` is None: (data, skip)
-    -> (train, held out, where they are from, notes). Raises DataError."""
-    notes, skipped = list[str](), Skipped()
+    """Read the rows of a file or folder. `hub`: reads those of data.name, where `path` is None,
+    `hub_samples`. Raises DataError."""
+    skipped = Skipped()
     skip = skipped.where(data.bad)
     if path is None:
-        train, held_out, about, notes = hub(data, skip)
+        read = hub(data.form, data.name, data.subset, data.splits, limit=data.limit, skip=skip)
     else:
-        files = find_data(path, data.splits)
-        train = list(read_pairs(files.train, data, limit=data.limit, skip=skip))
-        held_out = list(read_pairs(files.validation, data, skip=skip)) if files.validation else []
-        notes += files_notes(files, data) if data.path else []
-        about = names_of(files.train) + (f", held out {names_of(files.validation)}" if held_out else "")
+        read = data.form.load(path, data.splits, limit=data.limit, skip=skip)
+    train, held_out, notes = read.train, read.held_out, [*(read.notes if data.path or data.name else ())]
     if not held_out:
         rows, kind = train, "schema" if data.hold_out == "schemas" else "sample"
         groups, where = (group_of(row, data) for row in rows), data.path or data.name
@@ -292,19 +286,7 @@ def load_rows(data: PairData, seed: int, path: Path | None, hub: Any = None) -> 
     if len(kinds) > 1:
         each = (f"{' and '.join(fields)} ({number:,})" for fields, number in kinds.most_common())
         notes.append(f"rows have different fields, and all are read: {', '.join(each)}")
-    return LoadedSamples(train, held_out, skipped, about, tuple(notes))
-
-
-def read_pairs(
-    files: Iterable[Path], data: PairData, *, limit: int | None = None, skip: Skip | None = None
-) -> Iterator[PairRow]:
-    """Read the inputs and targets of files, as data.input and data.target name them; none is empty. Raises
-    DataError as `read_samples` does."""
-
-    def make(row: Mapping[str, Any], place: str, folder: Path) -> PairRow:
-        return pair_of(row, data, place, folder)
-
-    return read_samples(files, make, fields=data.fields(), limit=limit, skip=skip)
+    return LoadedSamples(train, held_out, skipped, read.about, tuple(notes))
 
 
 def pair_of(record: Mapping[str, Any], data: PairData, where: str, folder: Path | None = None) -> PairRow:
@@ -390,12 +372,3 @@ def schema_of(
 def group_of(row: PairRow, data: PairData) -> str:
     """Return what of a row stays on one side of the split."""
     return row.schema if data.hold_out == "schemas" else row.input
-
-
-def files_notes(files: DataFiles, data: PairData) -> list[str]:
-    """Return notes on files and fields that are not read."""
-
-    def read(row: Mapping[str, Any]) -> list[str]:
-        return data.used(fields_of(row, data, str(files.train[0])))
-
-    return [*unused_note(files), *unread_note(files.train[0], read, data.fields())]

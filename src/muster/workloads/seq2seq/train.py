@@ -15,12 +15,11 @@ from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingA
 from muster.core.data import Generated
 from muster.core.recipe import Recipe
 from muster.core.units import counted
-from muster.store.lines import Skip, each_made
-from muster.store.records import LoadedSamples, left_note
+from muster.store.records import LoadedSamples
 from muster.worker import answering
 from muster.worker.context import Context
 from muster.worker.data import sqlgen
-from muster.worker.data.hub import held_part, hub_parts, unused_parts
+from muster.worker.data.hub import hub_samples
 from muster.worker.data.padding import padded
 from muster.worker.data.sampler import GroupedSampler
 from muster.worker.data.tokenizer import load_tokenizer, train_tokenizer
@@ -30,7 +29,7 @@ from muster.worker.trainer import TrainerBase, wired
 from muster.worker.workloads.base import Built, Counts, HeldOut, limit_notes
 from muster.workloads.seq2seq.model import make_model, mask_unasked
 from muster.workloads.seq2seq.shapes import Shape, choose_shapes, round_up, shape_of
-from muster.workloads.seq2seq.spec import PairData, PairRow, load_rows, pair_of
+from muster.workloads.seq2seq.spec import PairData, PairRow, load_rows
 
 
 @dataclass(frozen=True)
@@ -224,7 +223,7 @@ def load_pairs(data: PairData, cache: Path, *, may_write: bool, seed: int) -> Lo
         made = data.generated or Generated()
         sqlgen.build(cache, seed=made.seed, train=made.train, validation=made.validation)
     path = None if data.name else Path(data.path).expanduser() if data.path else cache
-    read = load_rows(data, seed, path, _from_hub)
+    read = load_rows(data, seed, path, hub_samples)
     rows = (*read.train, *read.held_out)
     about = f"questions: {read.about}; {_fields_note(read.train[:1], data)}"
     missing = sorted({row.missing for row in rows if row.missing}) if data.executed else []
@@ -247,30 +246,6 @@ def _pairs(rows: Sequence[PairRow], data: PairData) -> list[TextPair]:
         return str(row.database) if data.executed and row.database else None
 
     return [TextPair(row.input, row.target, database(row), row.schema) for row in rows]
-
-
-def _from_hub(data: PairData, skip: Skip | None) -> tuple[list[PairRow], list[PairRow], str, list[str]]:
-    """Read a hub data set. -> the pairs to train on and those that are held out, where they are from, and a
-    note of fields that are not read."""
-    assert data.name
-    loaded = hub_parts(data.name, data.subset, data.splits)
-    held_name = held_part(loaded)
-    parts: dict[str, list[PairRow]] = {}
-    wanted = {root for field in data.fields() for root in (field, field.partition(".")[0])}
-    for name in ("train", held_name):
-        if name is None:
-            continue
-        rows = loaded[name]
-        used = [key for key in rows.column_names if key.lower() in wanted or key in wanted]
-        rows = rows.select_columns(used) if used else rows  # the others are not decoded
-        placed = ((f"data.name={data.name}, {name}[{number}]", row) for number, row in enumerate(rows))
-        parts[name] = list(each_made(placed, lambda row, place: pair_of(row, data, place), skip))
-    about = data.name + (f", held out its part {held_name}" if held_name else "")
-    unused = unused_parts(loaded, held_name)
-    about += f", not used {', '.join(unused)}" if unused else ""
-    train = parts["train"]
-    left = left_note(data.name, loaded["train"].column_names, data.used(train[0].fields)) if train else []
-    return train[: data.limit], parts[held_name] if held_name else [], about, left
 
 
 class Encoded(Dataset[dict[str, list[int]]]):  # type: ignore[misc]
