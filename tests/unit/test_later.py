@@ -64,8 +64,10 @@ def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list
     )  # fmt: skip
     emit = Emitter(folder / "rank0.events.jsonl", rank=0, attempt=1)
     model = Line(breaks)
-    trainer = training.Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:4])
-    trainer.sampler = torch.utils.data.SequentialSampler(data)
+    sampler = torch.utils.data.SequentialSampler(data)
+    trainer = training.Trainer(
+        model=model, args=arguments, train_dataset=data, eval_dataset=data[:4], sampler=sampler
+    )
 
     def record(kind: Any, **content: Any) -> None:
         if kind is events.Window:

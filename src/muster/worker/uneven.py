@@ -23,7 +23,7 @@ from muster.worker.context import Context
 from muster.worker.instruments.clock import DeviceClock
 from muster.worker.loss import IGNORED
 from muster.worker.together import barrier, gather
-from muster.worker.trainer import OrderedSamples
+from muster.worker.trainer import TrainerBase
 
 # All ranks measure at once, each for this long at the least: ranks of one host share it then as they do in
 # training, and what slows a host in bursts (a quota, another user) is in the mean.
@@ -68,7 +68,7 @@ def settle_shares(context: Context, trainer: Any) -> None:
 def check_trainer(context: Context, trainer: Any) -> None:
     """Raise RecipeError where a trainer cannot deal unequal shares, or averages over each micro-batch."""
     where, hint = "batch.split", "batch.split=even"
-    if not isinstance(trainer, OrderedSamples):
+    if not isinstance(trainer, TrainerBase):
         raise RecipeError(
             f"{context.recipe.workload} cannot split its batches unevenly", where=where, hint=hint
         )

@@ -18,7 +18,7 @@ from muster.core.units import counted
 from muster.store import events
 from muster.store.lines import Skipped
 from muster.worker import answering
-from muster.worker.context import Context
+from muster.worker.context import Context, Emitter
 from muster.worker.together import check_alike, first_on_disk, gather
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built, HeldOut, limit_notes
@@ -51,19 +51,20 @@ CHECKED = 50_000  # images that a rank decodes before the training, to find thos
 class _Trainer(Trainer):
     """Muster's trainer, which normalises images on the device, and learns of those that could not be read."""
 
-    context: Context
-    preparation: Preparation
-    noted: set[str]
+    def __init__(self, *, preparation: Preparation, emit: Emitter, bad: str, **given: Any) -> None:
+        super().__init__(**given)
+        self.preparation, self.emit, self.bad = preparation, emit, bad
+        self.noted: set[str] = set()  # images that could not be read
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
         """Compute the loss of normalised images. An unreadable one does not count and is noted once, or ends
         the run. Raises DataError."""
         for place, what in inputs.pop(FAULTS, ()):
-            if data_of(self.context.recipe).bad == "error":
+            if self.bad == "error":
                 raise unreadable(place, what)
             if place not in self.noted:
                 self.noted.add(place)
-                self.context.emit(events.Noted, text=f"skipped in training: {place}: {what}")
+                self.emit(events.Noted, text=f"skipped in training: {place}: {what}")
         return super().compute_loss(model, self.normalised(inputs), *rest, **named)
 
     def normalised(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -110,8 +111,10 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         collator=collate,
         processing=preparation,
         sampler=EpochSampler,
+        preparation=preparation,
+        emit=context.emit,
+        bad=data.bad,
     )
-    trainer.context, trainer.preparation, trainer.noted = context, preparation, set()
     counter = ImageCounter(tokens_per_image(model.config))
     notes = limit_notes(len(parts.held_out), recipe.evaluate.limit)
     questions = _questions(held_out.part, parts.names)
