@@ -83,9 +83,14 @@ def test_no_hook_is_on_a_compiled_model(compiled: bool, monkeypatch: pytest.Monk
     context = context_of("cpu", train={"compile": compiled})
     for name in ("emit", "main"):
         setattr(context, name, SimpleNamespace(pulse=None))
-    methods = ("get_batch_samples", "get_train_dataloader", "training_step", "add_callback")
-    trainer = SimpleNamespace(model=None, **{name: lambda *_: None for name in methods})
-    built = SimpleNamespace(trainer=trainer, flops=False, count=None, after=False)
+
+    class Made:
+        model = None
+
+        def add_callback(self, callback: Any) -> None:
+            pass
+
+    built = SimpleNamespace(trainer=Made(), flops=False)
     _, meter, _ = attach.attach_instruments(context, built)  # type: ignore[arg-type]
     assert (meter.computing is None) is compiled
 
