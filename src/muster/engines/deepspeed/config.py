@@ -528,8 +528,7 @@ def user_decisions(recipe: Recipe, stage: int | None) -> list[Decision]:
 
 
 def _idle(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the keys of a configuration that DeepSpeed reads and that change nothing here, with the reason.
-    """
+    """Return the keys that DeepSpeed reads and that change nothing here, each with the reason."""
     zero, below = section(config, "zero_optimization"), (user_stage(config) or 0) < 3
     moved = {name: section(zero, f"offload_{name}").get("device", "none") for name in ("param", "optimizer")}
     made = {}

@@ -87,7 +87,9 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     model = make_model(context, parts.names)
     preparation = preparation_for(recipe, model.config)
     augmentation = Augmentation(data.flip, data.crop, recipe.train.seed) if data.flip or data.crop else None
-    limited = _some(parts.held_out, recipe.evaluate.limit)
+    limit, limited = recipe.evaluate.limit, parts.held_out
+    if limit and limit < len(limited):
+        limited = limited.only(spread(len(limited), limit))
     train = ImageSet(parts.train, preparation, augmentation)
     held_out = ImageSet(limited, preparation)
     skipped = Skipped()
@@ -116,7 +118,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         bad=data.bad,
     )
     counter = ImageCounter(tokens_per_image(model.config))
-    notes = limit_notes(len(parts.held_out), recipe.evaluate.limit)
+    notes = limit_notes(len(parts.held_out), limit)
     questions = _questions(held_out.part, parts.names)
     return Built(trainer, counter, len(train), questions, skipped=skipped, notes=notes, finish=accept_colour)
 
@@ -126,10 +128,6 @@ def counts_of(parts: Parts) -> str:
     files, `muster prepare` compares."""
     train, held_out, names = len(parts.train), len(parts.held_out), len(parts.names)
     return f"{train:,} to train on and {held_out:,} held out, {counted(names, 'class')}"
-
-
-def _some(part: Shard, limit: int | None) -> Shard:
-    return part.only(spread(len(part), limit)) if limit and limit < len(part) else part
 
 
 def spread(count: int, limit: int) -> list[int]:
