@@ -21,8 +21,8 @@ from muster.dialogues.scoring import Scorer
 from muster.dialogues.tokens import usable
 from muster.worker.data.padding import padded
 from muster.worker.data.sampler import GroupedSampler
-from muster.worker.mixin import BeforeTrainer
 from muster.worker.together import gather
+from muster.worker.trainer import BeforeTrainer
 
 BATCH = 64  # held-out prompts that are answered at once
 

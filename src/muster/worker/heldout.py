@@ -1,11 +1,22 @@
-"""What is held out, as whole batches for every rank; and what its loss means."""
+"""The held-out loss as a true mean over tokens, whatever the batches and ranks are."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import torch
 from torch.utils.data import Dataset
+
+from muster.worker.loss import LossSums
+
+
+def mean_of(tally: LossSums, accelerator: Any) -> float | None:
+    """Return the mean over what all ranks have added up; None: nothing. Held-out sets have to be whole
+    batches for every rank (PaddedRows), or some samples count twice."""
+    sums = torch.stack([torch.as_tensor(each) for each in (tally.loss, tally.count)]).double()
+    loss, count = accelerator.reduce(sums.to(accelerator.device), reduction="sum").tolist()
+    return loss / count if count else None
 
 
 class PaddedRows(Dataset[dict[str, Any]]):  # type: ignore[misc]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -25,12 +25,16 @@ from muster.worker.context import Context
 from muster.worker.data.loading import CONTEXT
 from muster.worker.data.sampler import GroupedSampler, RankBatches
 from muster.worker.float8 import convert
-from muster.worker.heldout import PaddedRows, perplexity
+from muster.worker.heldout import PaddedRows, mean_of, perplexity
 from muster.worker.later import DeferredWork, Scalars
 from muster.worker.lean import keep_mode, remember_packages
 from muster.worker.loss import LossSums, TokenLoss, fused_head
-from muster.worker.mixin import BeforeTrainer
 from muster.worker.models import without_dropout
+
+if TYPE_CHECKING:
+    from transformers import Trainer as BeforeTrainer
+else:
+    BeforeTrainer = object  # at run time `super()` reaches whichever trainer comes behind
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # of a checkpoint
 AHEAD = ("cuda",)  # devices that compute while the host goes on
@@ -212,19 +216,17 @@ class TrainerBase(BeforeTrainer):  # type: ignore[misc]
         """Run Transformers' loop; its loss is made exact, and language models get their perplexity.
 
         Transformers means over batches: a short last batch, and samples that it repeats so that every rank
-        has one, weigh too much. Here sums and counts of all ranks are added up. The held-out set has to be
-        whole batches for every rank (PaddedRows), or some samples count twice.
+        has one, weigh too much.
         """
         if self.tally is None:
             return super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)
         self.tally.reset()
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)
-        sums = torch.stack([torch.as_tensor(each) for each in (self.tally.loss, self.tally.count)]).double()
-        loss, count = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum").tolist()
-        if count:
-            output.metrics[f"{metric_key_prefix}_loss"] = loss / count
+        loss = mean_of(self.tally, self.accelerator)
+        if loss is not None:
+            output.metrics[f"{metric_key_prefix}_loss"] = loss
             if self.per_token:
-                output.metrics[f"{metric_key_prefix}_perplexity"] = perplexity(loss / count)
+                output.metrics[f"{metric_key_prefix}_perplexity"] = perplexity(loss)
         return output
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
