@@ -229,7 +229,7 @@ def metered(trainer: Any, told: list[dict[str, Any]], window: int) -> tuple[Any,
     """A trainer with a meter for micro-batches of eight samples, and that meter."""
     from muster.worker.engine import EngineRuntime
     from muster.worker.feed import Feed
-    from muster.worker.instruments.attach import measured
+    from muster.worker.instruments.attach import instrumented
     from muster.worker.instruments.meter import Meter
     from muster.worker.workloads.base import Built, Counts
 
@@ -239,7 +239,7 @@ def metered(trainer: Any, told: list[dict[str, Any]], window: int) -> tuple[Any,
     )
     feed = Feed("cpu")
     meter = Meter(context, Built(trainer, lambda inputs: Counts(8, 8, 8), 8, []), feed, None, None)
-    trainer.__class__ = measured(type(trainer), feed, meter)
+    trainer.__class__ = instrumented(type(trainer), feed, meter)
     return trainer, meter
 
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from muster.worker import feed as feeding  # noqa: E402
 from muster.worker.instruments import clock  # noqa: E402
-from muster.worker.instruments.attach import measured  # noqa: E402
+from muster.worker.instruments.attach import instrumented  # noqa: E402
 
 
 class FakeCuda:
@@ -133,6 +133,6 @@ def test_the_loader_leaves_its_batches_where_they_are(cuda: FakeCuda) -> None:
                 return loader
 
         meter: Any = None
-        trainer = measured(Fetching, feeding.Feed(device), meter)()
+        trainer = instrumented(Fetching, feeding.Feed(device), meter)()
         assert trainer.get_train_dataloader().device == left
         assert len(trainer.get_batch_samples(batches(cuda, 0.0), 2)) == 2

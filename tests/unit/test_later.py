@@ -18,7 +18,7 @@ from muster.worker import trainer as training  # noqa: E402
 from muster.worker.context import Emitter  # noqa: E402
 from muster.worker.engine import EngineRuntime  # noqa: E402
 from muster.worker.feed import Feed  # noqa: E402
-from muster.worker.instruments.attach import measured  # noqa: E402
+from muster.worker.instruments.attach import instrumented  # noqa: E402
 from muster.worker.instruments.clock import DeviceClock  # noqa: E402
 from muster.worker.instruments.computing import Computing  # noqa: E402
 from muster.worker.instruments.flops import FlopsCounter  # noqa: E402
@@ -96,7 +96,7 @@ def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list
     feed, flops = Feed("cpu"), FlopsCounter(context, model)
     meter = Meter(context, Built(trainer, count, len(data), []), feed, flops, Computing("cpu"))
     trainer.add_callback(meter)
-    trainer.__class__ = measured(type(trainer), feed, meter)
+    trainer.__class__ = instrumented(type(trainer), feed, meter)
     try:
         trainer.train()
     finally:

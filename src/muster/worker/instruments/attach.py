@@ -52,18 +52,18 @@ def attach_instruments(context: Context, built: Built) -> tuple[WeightWatch, Met
             around.append(profiler.around)
     meter = Meter(context, built, feed, flops, computing)
     trainer.add_callback(meter)  # last: what the others do after a step is not the step's
-    trainer.__class__ = measured(type(trainer), feed, meter, around)
+    trainer.__class__ = instrumented(type(trainer), feed, meter, around)
     return weights, meter, log
 
 
-def measured(kind: Any, feed: Feed, meter: Meter, around: Sequence[Around] = ()) -> Any:
+def instrumented(kind: Any, feed: Feed, meter: Meter, around: Sequence[Around] = ()) -> Any:
     """Return the class of any Transformers trainer with instruments about its methods, where there is no
     callback: the fetch of a batch, a micro-step, and a loss, of which each of `around` gets the model.
 
     A class behind a trainer that is made already: a third party's need not derive from Muster's.
     """
 
-    class Measured(kind):  # type: ignore[misc]
+    class Instrumented(kind):  # type: ignore[misc]
         def get_train_dataloader(self) -> Any:
             return feed.unplaced(super().get_train_dataloader())
 
@@ -76,11 +76,11 @@ def measured(kind: Any, feed: Feed, meter: Meter, around: Sequence[Around] = ())
             meter.see(inputs, done=True)
             return loss
 
-    class Watched(Measured):
+    class Watched(Instrumented):
         def compute_loss(self, model: Any, *rest: Any, **named: Any) -> Any:
             with ExitStack() as stack:
                 for each in around:
                     stack.enter_context(each(model))
                 return super().compute_loss(model, *rest, **named)
 
-    return Watched if around else Measured
+    return Watched if around else Instrumented
