@@ -8,12 +8,14 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from muster.core import families
 from muster.core.flops import MatmulWork, Shape, training
+from muster.core.recipe import recipe_from
 from muster.core.result import Result
 from muster.reports.page import render
 from muster.reports.rundata import gather
@@ -208,7 +210,9 @@ def instrument(model: Any, *, checkpointing: bool = False) -> tuple[Any, list[tu
     def emit(kind: type, **content: Any) -> None:
         told.append((kind, content))
 
-    return FlopsCounter(emit, model, checkpointing=checkpointing, main=True), told  # type: ignore[arg-type]
+    recipe = recipe_from({"train": {"gradient_checkpointing": checkpointing}})
+    context: Any = SimpleNamespace(emit=emit, main=True, recipe=recipe)
+    return FlopsCounter(context, model), told
 
 
 def seen(flops: Any, batches: list[dict[str, Any]]) -> dict[str, int | None]:

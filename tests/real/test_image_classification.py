@@ -406,7 +406,6 @@ def test_sizes_are_made_for_the_datas_size() -> None:
 def test_an_image_that_spoils_later_is_told(colours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only the training finds (more images than are looked at before it) says where, and ends or is
     skipped."""
-    from types import SimpleNamespace
 
     import torch
 
@@ -416,8 +415,7 @@ def test_an_image_that_spoils_later_is_told(colours: Path, monkeypatch: pytest.M
     told: list[str] = []
     for bad in ("error", "skip"):
         trainer = _Trainer.__new__(_Trainer)
-        data = SimpleNamespace(recipe=recipe({"bad": bad}), emit=lambda kind, text: told.append(text))
-        trainer.context, trainer.noted = data, set()
+        trainer.emit, trainer.bad, trainer.noted = (lambda kind, text: told.append(text)), bad, set()
         trainer.preparation = Preparation(2, (0.5,), (0.5,))
         monkeypatch.setattr(trainer, "_prepare_input", lambda pixels: pixels)
         monkeypatch.setattr("transformers.Trainer.compute_loss", lambda self, model, inputs: sorted(inputs))

@@ -225,6 +225,24 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     assert all(loss is None or math.isfinite(loss) for loss in losses(done))
 
 
+def metered(trainer: Any, told: list[dict[str, Any]], window: int) -> tuple[Any, Any]:
+    """A trainer with a meter for micro-batches of eight samples, and that meter."""
+    from muster.worker.engine import EngineRuntime
+    from muster.worker.feed import Feed
+    from muster.worker.instruments.attach import instrumented
+    from muster.worker.instruments.meter import Meter
+    from muster.worker.workloads.base import Built, Counts
+
+    recipe = SimpleNamespace(measure=SimpleNamespace(window=window, profiled=range(0)))
+    context: Any = SimpleNamespace(
+        emit=lambda kind, **fields: told.append(fields), device="cpu", recipe=recipe, engine=EngineRuntime()
+    )
+    feed = Feed("cpu")
+    meter = Meter(context, Built(trainer, lambda inputs: Counts(8, 8, 8), 8, []), feed, None, None)
+    trainer.__class__ = instrumented(type(trainer), feed, meter)
+    return trainer, meter
+
+
 @pytest.mark.parametrize("fused", [True, False])
 def test_skipped_steps_are_in_no_second(monkeypatch: pytest.MonkeyPatch, fused: bool) -> None:
     """A loss scaler's steps use no sample, and a step that did is as fast as without them."""
@@ -234,8 +252,6 @@ def test_skipped_steps_are_in_no_second(monkeypatch: pytest.MonkeyPatch, fused: 
     from accelerate.optimizer import AcceleratedOptimizer
 
     from muster.worker.instruments import clock
-    from muster.worker.instruments import meter as instrument
-    from muster.worker.workloads.base import Counts
 
     told: list[dict[str, Any]] = []
     passed = [100.0]  # seconds of a clock of its own, which moves in steps alone
@@ -245,23 +261,14 @@ def test_skipped_steps_are_in_no_second(monkeypatch: pytest.MonkeyPatch, fused: 
     accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
     optimizer = AcceleratedOptimizer(torch.optim.AdamW([weight], fused=fused), scaler=scaler)
 
-    def training_step(model: Any, inputs: float) -> None:
-        passed[0] += inputs
-        scaler.scale((weight * (math.inf if inputs == 0.2 else 1.0)).sum()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    class Stepping(SimpleNamespace):
+        def training_step(self, model: Any, inputs: float) -> None:
+            passed[0] += inputs
+            scaler.scale((weight * (math.inf if inputs == 0.2 else 1.0)).sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
-    trainer = SimpleNamespace(
-        training_step=training_step,
-        get_batch_samples=None,
-        accelerator=accelerator,
-        add_callback=lambda callback: None,
-        model=weight,
-    )
-    meter = instrument.Meter(
-        lambda kind, **fields: told.append(fields), lambda inputs: Counts(8, 8, 8), 5, "cpu"
-    )
-    meter.attach(trainer)
+    trainer, meter = metered(Stepping(accelerator=accelerator, model=weight), told, 5)
     meter.on_train_begin(None, None, None)
     for step, seconds in enumerate((0.2, 0.05, 0.05, 0.2, 0.05, 0.2, 0.2, 0.05, 0.05, 0.05), 1):
         trainer.training_step(None, seconds)
@@ -281,11 +288,8 @@ def test_what_getting_batches_takes(monkeypatch: pytest.MonkeyPatch, ahead: bool
     """All of it and nothing else, by a clock that moves a second for a batch and three for a micro-step;
     also where a window is written after the next micro-step."""
     needs_torch()
-    from muster.worker.feed import Feed
     from muster.worker.instruments import clock
-    from muster.worker.instruments import meter as instrument
     from muster.worker.later import DeferredWork
-    from muster.worker.workloads.base import Counts
 
     told: list[dict[str, Any]] = []
     passed, later = [100.0], DeferredWork("cpu")
@@ -296,25 +300,21 @@ def test_what_getting_batches_takes(monkeypatch: pytest.MonkeyPatch, ahead: bool
             passed[0] += 1
             yield "batch"
 
-    def get_batch_samples(source: Iterator[str], number: int, device: str) -> tuple[list[str], None]:
-        passed[0] += 0.5  # it counts tokens, which is no loading
-        return list(itertools.islice(source, number)), None
+    class Loading(SimpleNamespace):
+        def get_batch_samples(
+            self, source: Iterator[str], number: int, device: str
+        ) -> tuple[list[str], None]:
+            passed[0] += 0.5  # it counts tokens, which is no loading
+            return list(itertools.islice(source, number)), None
 
-    def training_step(model: Any, inputs: Any) -> None:
-        passed[0] += 3
-        later.drain()
+        def training_step(self, model: Any, inputs: Any) -> None:
+            passed[0] += 3
+            later.drain()
 
-    trainer = SimpleNamespace(
-        training_step=training_step, get_batch_samples=get_batch_samples, get_train_dataloader=None,
-        accelerator=SimpleNamespace(scaler=None), add_callback=lambda callback: None, model=None,
-        later=later, runs_ahead=lambda: ahead and step < 4,
-    )  # fmt: skip
-    feed = Feed("cpu")
-    feed.attach(trainer)
-    meter = instrument.Meter(
-        lambda kind, **fields: told.append(fields), lambda inputs: Counts(8, 8, 8), 2, "cpu", feed=feed
+    accelerator = SimpleNamespace(scaler=None)
+    trainer, meter = metered(
+        Loading(accelerator=accelerator, later=later, runs_ahead=lambda: ahead and step < 4), told, 2
     )
-    meter.attach(trainer)
     meter.on_train_begin(None, None, None)
     source = batches()
     for step in range(1, 5):  # two micro-steps each, but for the last one, where a single batch is left

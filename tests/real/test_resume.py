@@ -227,8 +227,8 @@ def test_the_last_steps_checkpoint_needs_no_more_steps(tmp_path: Path) -> None:
     )  # fmt: skip
 
     def trained(resume: str | None) -> tuple[int, dict[str, Any]]:
-        trainer = Trainer(model=Line(), args=settings, train_dataset=data)
-        trainer.sampler = torch.utils.data.SequentialSampler(data)
+        sampler = torch.utils.data.SequentialSampler(data)
+        trainer = Trainer(model=Line(), args=settings, train_dataset=data, sampler=sampler)
         trainer.train(resume_from_checkpoint=resume)
         return trainer.state.global_step, {
             name: part.tolist() for name, part in trainer.model.named_parameters()

@@ -141,20 +141,18 @@ class Listening:
         self.model = model
         self.accelerator = SimpleNamespace(sync_gradients=True)
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.callbacks: list[Any] = []
         self.state = SimpleNamespace(global_step=0, max_steps=max_steps)
-        self.monitor = AttentionMonitor(self.emit, main=True, window=window, device="cpu")  # type: ignore[arg-type]
-        self.monitor.attach(self)
+        recipe = recipe_from({"measure": {"window": window}})
+        context: Any = SimpleNamespace(emit=self.emit, main=True, device="cpu", recipe=recipe)
+        self.monitor = AttentionMonitor(context, self)
         self.monitor.on_train_begin(None, self.state, None)
 
     def emit(self, kind: Any, **content: Any) -> None:
         self.events.append((kind.__name__, content))
 
-    def add_callback(self, callback: Any) -> None:
-        self.callbacks.append(callback)
-
     def compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        return model(**inputs).loss
+        with self.monitor.around(model):
+            return model(**inputs).loss
 
     def step(self, *micro_steps: dict[str, Any]) -> list[Any]:
         """One optimizer step: the losses of its micro-steps."""

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from muster.worker import feed as feeding  # noqa: E402
 from muster.worker.instruments import clock  # noqa: E402
+from muster.worker.instruments.attach import instrumented  # noqa: E402
 
 
 class FakeCuda:
@@ -123,10 +124,15 @@ def test_the_loader_leaves_its_batches_where_they_are(cuda: FakeCuda) -> None:
     """Accelerate's would copy them on the stream that computes; on a CPU nothing changes."""
     for device, left in (("cuda", None), ("cpu", "cuda:0")):
         loader = SimpleNamespace(device="cuda:0")
-        trainer = SimpleNamespace(
-            get_batch_samples=lambda source, number: [next(source) for _ in range(number)],
-            get_train_dataloader=lambda loader=loader: loader,
-        )
-        feeding.Feed(device).attach(trainer)
+
+        class Fetching:
+            def get_batch_samples(self, source: Any, number: int) -> list[Any]:
+                return [next(source) for _ in range(number)]
+
+            def get_train_dataloader(self, loader: Any = loader) -> Any:
+                return loader
+
+        meter: Any = None
+        trainer = instrumented(Fetching, feeding.Feed(device), meter)()
         assert trainer.get_train_dataloader().device == left
         assert len(trainer.get_batch_samples(batches(cuda, 0.0), 2)) == 2

@@ -16,14 +16,16 @@ transformers = pytest.importorskip("transformers")
 
 from muster.worker import trainer as training  # noqa: E402
 from muster.worker.context import Emitter  # noqa: E402
+from muster.worker.engine import EngineRuntime  # noqa: E402
 from muster.worker.feed import Feed  # noqa: E402
+from muster.worker.instruments.attach import instrumented  # noqa: E402
 from muster.worker.instruments.clock import DeviceClock  # noqa: E402
 from muster.worker.instruments.computing import Computing  # noqa: E402
 from muster.worker.instruments.flops import FlopsCounter  # noqa: E402
 from muster.worker.instruments.logbook import LogCallback  # noqa: E402
 from muster.worker.instruments.meter import Meter, StepClock  # noqa: E402
 from muster.worker.later import DeferredWork, Scalars  # noqa: E402
-from muster.worker.workloads.base import Counts  # noqa: E402
+from muster.worker.workloads.base import Built, Counts  # noqa: E402
 
 STEPS, WINDOW = 9, 2
 TIMES = {"time", "seconds", "step_seconds", "forward_seconds", "parts", "data_seconds", "resident_peak"}
@@ -51,6 +53,15 @@ class Line(torch.nn.Module):  # type: ignore[misc, name-defined]
         return {"loss": ((self.slope(x).squeeze(-1) - labels) ** 2).mean()}
 
 
+def context_of(emit: Any, window: int, profiled: range = range(0)) -> Any:
+    """What instruments ask."""
+    recipe = SimpleNamespace(
+        measure=SimpleNamespace(window=window, profiled=profiled),
+        train=SimpleNamespace(checkpointing=False, max_minutes=None),
+    )
+    return SimpleNamespace(emit=emit, main=True, device="cpu", recipe=recipe, engine=EngineRuntime())
+
+
 def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list[dict[str, Any]]:
     """The events of a run. `launched`: of each window its step, and the passes that were launched by then."""
     data = [{"x": [n, 1.0, -n, 0.5 * n], "labels": n % 3} for n in range(40)]
@@ -64,8 +75,10 @@ def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list
     )  # fmt: skip
     emit = Emitter(folder / "rank0.events.jsonl", rank=0, attempt=1)
     model = Line(breaks)
-    trainer = training.Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:4])
-    trainer.sampler = torch.utils.data.SequentialSampler(data)
+    sampler = torch.utils.data.SequentialSampler(data)
+    trainer = training.Trainer(
+        model=model, args=arguments, train_dataset=data, eval_dataset=data[:4], sampler=sampler
+    )
 
     def record(kind: Any, **content: Any) -> None:
         if kind is events.Window:
@@ -74,19 +87,16 @@ def trained(folder: Path, launched: list[tuple[int, int]], **given: Any) -> list
 
     if skips:
         trainer.accelerator.scaler = Scaler()
-    feed = Feed("cpu")
-    feed.attach(trainer)
-    trainer.add_callback(LogCallback(record, main=True, max_minutes=None))  # type: ignore[arg-type]
-    Meter(
-        record,  # type: ignore[arg-type]
-        lambda inputs: Counts(len(inputs["x"]), (inputs["x"] > 1).sum(), 4 * len(inputs["x"])),
-        WINDOW,
-        "cpu",
-        FlopsCounter(record, model, checkpointing=False, main=True),  # type: ignore[arg-type]
-        profiled,
-        computing=Computing("cpu"),
-        feed=feed,
-    ).attach(trainer)
+    context = context_of(record, WINDOW, profiled)
+    trainer.add_callback(LogCallback(context))
+
+    def count(inputs: Any) -> Counts:
+        return Counts(len(inputs["x"]), (inputs["x"] > 1).sum(), 4 * len(inputs["x"]))
+
+    feed, flops = Feed("cpu"), FlopsCounter(context, model)
+    meter = Meter(context, Built(trainer, count, len(data), []), feed, flops, Computing("cpu"))
+    trainer.add_callback(meter)
+    trainer.__class__ = instrumented(type(trainer), feed, meter)
     try:
         trainer.train()
     finally:
@@ -280,18 +290,16 @@ class Device(StepClock):
 def test_no_second_of_a_device_counts_twice(window: int, ahead: bool) -> None:
     """Steps of a second, that the host launches in no time, and evaluations and saves of three and two."""
     windows: list[dict[str, Any]] = []
-    meter = Meter(
-        lambda _, **content: windows.append(content),  # type: ignore[arg-type]
-        lambda _: Counts(1, 1, 1),
-        window,
-        "cpu",
-    )
-    device = meter.clock = Device()
     later, args, state = DeferredWork("cpu"), None, SimpleNamespace(global_step=0, max_steps=12)
-    unscaled = SimpleNamespace(scaler=None)
-    meter.trainer = SimpleNamespace(
-        later=later, runs_ahead=lambda: ahead and not control.should_save, accelerator=unscaled
+    trainer: Any = SimpleNamespace(
+        later=later,
+        runs_ahead=lambda: ahead and not control.should_save,
+        accelerator=SimpleNamespace(scaler=None),
     )
+    built = Built(trainer, lambda _: Counts(1, 1, 1), 12, [])
+    context = context_of(lambda _, **content: windows.append(content), window)
+    meter = Meter(context, built, Feed("cpu"), None, None)
+    device = meter.clock = Device()
     control = SimpleNamespace(should_save=False, should_training_stop=False)
     meter.on_train_begin(args, state, control)
     for step in range(1, 13):

@@ -270,7 +270,7 @@ def profiling(folder: Path, profile_steps: int, most: int) -> tuple[Any, Any, An
     recipe, control = recipe_from({"measure": measure}), SimpleNamespace(should_training_stop=False)
     about = {"rank": 0, "main": True, "device": "cpu", "base": folder}
     context: Any = SimpleNamespace(recipe=recipe, emit=Emitted(), **about)
-    return Profiler(context), SimpleNamespace(global_step=0, max_steps=most), control, emitted
+    return Profiler(context, None), SimpleNamespace(global_step=0, max_steps=most), control, emitted
 
 
 @pytest.mark.parametrize(

@@ -155,13 +155,15 @@ def test_every_rank_answers_its_share_of_the_held_out_prompts(monkeypatch: pytes
     monkeypatch.setattr(rollouts, "generation_config", lambda *_, **__: None)
     monkeypatch.setattr(rollouts, "gather", lambda mine: told.append(mine) or told)
     for rank in (0, 1):
-        ranked = rollouts.Rollouts()
-        ranked.__dict__ |= {
-            "eval_dataset": SimpleNamespace(inner=Held("abcde")), "generation": None,
-            "args": SimpleNamespace(world_size=2, process_index=rank),
-            "encoding": SimpleNamespace(tokenizer=None),
-            "scorer": lambda samples, answers: [float(ord(each)) for each in samples],
-        }  # fmt: skip
+        nothing: Any = None
+        ranked = rollouts.Rollouts(
+            encoding=SimpleNamespace(tokenizer=None),  # type: ignore[arg-type]
+            prompts=nothing,
+            scorer=lambda samples, answers: [float(ord(each)) for each in samples],  # type: ignore[arg-type]
+            generation=nothing,
+        )
+        ranked.eval_dataset = SimpleNamespace(inner=Held("abcde"))
+        ranked.args = SimpleNamespace(world_size=2, process_index=rank)
         found = ranked.evaluation_loop()
     assert found.num_samples == 5
     assert found.metrics["eval_reward"] == sum(map(ord, "abcde")) / 5

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,11 +86,48 @@ def test_no_hook_is_on_a_compiled_model(compiled: bool, monkeypatch: pytest.Monk
     context = context_of("cpu", train={"compile": compiled})
     for name in ("emit", "main"):
         setattr(context, name, SimpleNamespace(pulse=None))
-    methods = ("get_batch_samples", "get_train_dataloader", "training_step", "add_callback")
-    trainer = SimpleNamespace(model=None, **{name: lambda *_: None for name in methods})
-    built = SimpleNamespace(trainer=trainer, flops=False, count=None, after=False)
+
+    class Made:
+        model = None
+
+        def add_callback(self, callback: Any) -> None:
+            pass
+
+    built = SimpleNamespace(trainer=Made(), flops=False)
     _, meter, _ = attach.attach_instruments(context, built)  # type: ignore[arg-type]
     assert (meter.computing is None) is compiled
+
+
+def test_what_is_around_a_loss_is_around_any_trainers() -> None:
+    """In order, with the model; a trainer that is made already keeps what it is."""
+    from muster.worker.instruments.attach import instrumented
+
+    done: list[str] = []
+
+    class Own:
+        def compute_loss(self, model: str, inputs: str, more: str = "") -> str:
+            done.append(f"loss of {inputs}{more}")
+            return model
+
+    @contextmanager
+    def around(name: str, model: str) -> Iterator[None]:
+        done.append(f"{name} in with {model}")
+        yield
+        done.append(f"{name} out")
+
+    nothing: Any = None
+    trainer: Any = Own()
+    watches = [functools.partial(around, name) for name in ("first", "second")]
+    trainer.__class__ = instrumented(Own, nothing, nothing, watches)
+    assert trainer.compute_loss("model", "rows", more=" and more") == "model" and isinstance(trainer, Own)
+    assert done == [
+        "first in with model",
+        "second in with model",
+        "loss of rows and more",
+        "second out",
+        "first out",
+    ]
+    assert instrumented(Own, nothing, nothing).compute_loss is Own.compute_loss
 
 
 @pytest.mark.parametrize(
@@ -138,7 +178,7 @@ def test_an_optimizer_of_deepspeed_decays_what_every_engine_decays() -> None:
 
     first, norm, last = Own.model
     first.weight.requires_grad_(False)
-    decayed, plain = Own().create_optimizer().params
+    decayed, plain = object.__new__(Own).create_optimizer().params
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
     assert [id(each) for each in decayed["params"]] == [id(last.weight)]
     assert {id(each) for each in plain["params"]} == {

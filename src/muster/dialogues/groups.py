@@ -17,24 +17,19 @@ from muster.dialogues.scoring import Scorer
 from muster.dialogues.trl import TrlTrainer
 from muster.worker.context import Context
 from muster.worker.decoders import make_model
-from muster.worker.trainer import OrderedSamples, wired
+from muster.worker.trainer import wired
 from muster.worker.workloads.base import Built, Counts
 
 __all__ = ["Answerer", "Grouped", "build", "questions"]
 
 
 class Grouped(Rollouts, TrlTrainer):
-    """Goes before TRL's GRPOTrainer and RLOOTrainer among the base classes. Set `prompts` as well.
+    """Goes before TRL's GRPOTrainer and RLOOTrainer among the base classes. `placed`: the model takes
+    position_ids."""
 
-    `placed`: the model takes position_ids.
-    """
-
-    prompts: Prompts
-    placed = False
-
-    def get_train_dataloader(self) -> Any:
-        """Make TRL's own loader, whose batches are the answers of several steps."""
-        return super(OrderedSamples, self).get_train_dataloader()
+    def __init__(self, *, placed: bool, **given: Any) -> None:
+        self.placed = placed
+        super().__init__(**given)
 
     def _get_train_sampler(self, dataset: Any = None) -> Repeated:
         """Deal Muster's order of prompts as TRL deals its own: the answers to one prompt go to all ranks.
@@ -80,12 +75,13 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     encoding, generation = Encoding(context), recipe.generation
     tokenizer, samples = encoding.tokenizer, encoding.samples
     train, held = (Prompts(part, encoding, generation.prompt) for part in (samples.train, samples.held_out))
+    scorer = Scorer(context, recipe, tokenizer)
     model = make_model(context, encoding.config, tokenizer)
+    whole = model.get_base_model() if recipe.lora else model
 
     def reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
-        """Score answers to prompts, which are numbers; the trainer is there when TRL calls this."""
-        rewards: list[float] = trainer.scorer([train.samples[int(each)] for each in prompts], completion_ids)
-        return rewards
+        """Score answers to prompts, which are numbers."""
+        return scorer([train.samples[int(each)] for each in prompts], completion_ids)
 
     trainer = wired(
         type(base.__name__, (Grouped, base), {}),
@@ -115,14 +111,15 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         lengths=train.lengths,
         collator=None,
         processing=tokenizer,
+        global_batch=context.batch.global_ // group.answers,  # in prompts
         own_loss=True,
+        encoding=encoding,
+        generation=generation,
+        prompts=train,
+        scorer=scorer,
+        placed="position_ids" in inspect.signature(type(whole).forward).parameters,
         reward_funcs=[reward],
     )
-    trainer.sampler.global_batch = context.batch.global_ // group.answers  # in prompts
-    trainer.encoding, trainer.generation, trainer.prompts = encoding, generation, train
-    whole = model.get_base_model() if recipe.lora else model
-    trainer.placed = "position_ids" in inspect.signature(type(whole).forward).parameters
-    trainer.scorer = Scorer(context, recipe, tokenizer)
 
     def count(_: Any) -> Counts:
         """Count the answers of the last micro-step, with their prompts."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,8 +21,8 @@ from muster.dialogues.scoring import Scorer
 from muster.dialogues.tokens import usable
 from muster.worker.data.padding import padded
 from muster.worker.data.sampler import GroupedSampler
-from muster.worker.mixin import BeforeTrainer
 from muster.worker.together import gather
+from muster.worker.trainer import BeforeTrainer
 
 BATCH = 64  # held-out prompts that are answered at once
 
@@ -140,19 +139,18 @@ def ended(tokens: list[int], end: int) -> list[int]:
 
 
 class Rollouts(BeforeTrainer):  # type: ignore[misc]
-    """Goes before a trainer that generates. Set `encoding`, `scorer` and `generation` before training.
+    """Goes before a trainer that generates. `prompts`: those that it is trained on.
 
     `phase_seconds`: what the rank spent on each phase; the meter reads them and sets them to 0.
     """
 
-    encoding: Encoding
-    scorer: Scorer
-    generation: Generation
-
-    @cached_property
-    def phase_seconds(self) -> dict[str, float]:
-        """Seconds by phase."""
-        return {}
+    def __init__(
+        self, *, encoding: Encoding, prompts: Prompts, scorer: Scorer, generation: Generation, **given: Any
+    ) -> None:
+        self.encoding, self.prompts = encoding, prompts
+        self.scorer, self.generation = scorer, generation
+        self.phase_seconds: dict[str, float] = {}
+        super().__init__(**given)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -8,8 +8,7 @@ from typing import Any
 import datasets
 import torch
 
-from muster.worker.mixin import BeforeTrainer
-from muster.worker.trainer import TrainerBase
+from muster.worker.trainer import BeforeTrainer, TrainerBase
 
 REFERENCE = "ref"  # TRL's name of a copy of the adapters
 

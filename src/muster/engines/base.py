@@ -280,18 +280,15 @@ class EngineSpec:
         return f"{self.name} does not say that it can", f"hosts with {before.world_size} slots in all"
 
 
-def _switch(precision: str) -> str:
-    return "fp16 and bf16 off" if precision == "fp32" else f"{precision} on"
-
-
 def merged(recipe: Recipe) -> Recipe:
     """Merge what the user's own configuration for its engine fixes into a recipe. Of `train` and ZeRO's
     stage, the configuration wins, since a recipe's own always has a value. Raises RecipeError where both give
     a precision or a batch number, and they differ, or where a recipe cannot have a value."""
     fixed, path = spec_of(recipe.engine.name).given(recipe), recipe.engine.config
     if fixed.precision and recipe.precision not in ("auto", fixed.precision):
+        switched = "fp16 and bf16 off" if fixed.precision == "fp32" else f"{fixed.precision} on"
         raise RecipeError(
-            f"is {recipe.precision}, but {path} switches {_switch(fixed.precision)}",
+            f"is {recipe.precision}, but {path} switches {switched}",
             where="precision",
             hint=f'precision={fixed.precision}, or "auto" in that file',
         )

@@ -66,7 +66,7 @@ def load_answerer(workload: ModuleType, folder: Path, recipe: Recipe, device: st
     return answerer
 
 
-def answer(context: Context, workload: ModuleType, held_out: list[Any]) -> None:
+def answer(context: Context, workload: ModuleType, held_out: Sequence[HeldOut]) -> None:
     """Answer held-out questions with the saved model; every rank that sees it takes a share.
 
     The training is over and its model is saved: a failure from here on costs the answers alone, and is noted.

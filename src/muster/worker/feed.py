@@ -25,21 +25,12 @@ class Feed:
         self.stream = torch.cuda.Stream() if self.clock.cuda else None
         self.waits: list[tuple[Any, Any]] = []
 
-    def attach(self, trainer: Any) -> None:
-        """Put the feed between any Transformers trainer and its loader (attach.py says why by its
-        methods)."""
-        fetch, loader_of = trainer.get_batch_samples, trainer.get_train_dataloader
-
-        def get_batch_samples(batches: Iterator[Any], *rest: Any, **named: Any) -> Any:
-            return fetch(self.over(batches), *rest, **named)
-
-        def get_train_dataloader() -> Any:
-            loader = loader_of()
-            if self.stream is not None and hasattr(loader, "device"):
-                loader.device = None  # Accelerate copies to the stream that computes
-            return loader
-
-        trainer.get_batch_samples, trainer.get_train_dataloader = get_batch_samples, get_train_dataloader
+    def unplaced(self, loader: Any) -> Any:
+        """Let Accelerate's loader leave batches where they are: it copies on the stream that computes. -> the
+        loader."""
+        if self.stream is not None and hasattr(loader, "device"):
+            loader.device = None
+        return loader
 
     def over(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the same batches on the device."""

@@ -9,34 +9,14 @@ import torch
 from torch.utils.data import Dataset
 
 from muster.worker.loss import LossSums
-from muster.worker.mixin import BeforeTrainer
 
 
-class ExactHeldOut(BeforeTrainer):  # type: ignore[misc]
-    """Goes before a Transformers trainer among the base classes. Set `tally`, which the loss fills; without
-    it, the loss is Transformers' own.
-
-    Transformers means over batches: a short last batch, and samples that it repeats so that every rank has
-    one, weigh too much. Here sums and counts of all ranks are added up. The held-out set has to be whole
-    batches for every rank (Filled), or some samples count twice.
-    """
-
-    tally: LossSums | None = None
-    per_token = False  # the loss is one per token of text: its exponential is the perplexity
-
-    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **named: Any) -> Any:
-        """Run Transformers' loop; its loss is made exact, and language models get their perplexity."""
-        if self.tally is None:
-            return super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)
-        self.tally.reset()
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)
-        sums = torch.stack([torch.as_tensor(each) for each in (self.tally.loss, self.tally.count)]).double()
-        loss, count = self.accelerator.reduce(sums.to(self.accelerator.device), reduction="sum").tolist()
-        if count:
-            output.metrics[f"{metric_key_prefix}_loss"] = loss / count
-            if self.per_token:
-                output.metrics[f"{metric_key_prefix}_perplexity"] = perplexity(loss / count)
-        return output
+def mean_of(tally: LossSums, accelerator: Any) -> float | None:
+    """Return the mean over what all ranks have added up; None: nothing. Held-out sets have to be whole
+    batches for every rank (PaddedRows), or some samples count twice."""
+    sums = torch.stack([torch.as_tensor(each) for each in (tally.loss, tally.count)]).double()
+    loss, count = accelerator.reduce(sums.to(accelerator.device), reduction="sum").tolist()
+    return loss / count if count else None
 
 
 class PaddedRows(Dataset[dict[str, Any]]):  # type: ignore[misc]

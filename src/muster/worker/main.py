@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -56,38 +56,20 @@ def _run(context: Context) -> None:
     store = reach_store()
     clear_stale_locks(context)
     context.engine.join(context)
-    trained = _train(context, workload)
-    if context.recipe.evaluate.after and context.recipe.checkpoint.model and trained.held_out:
+    held_out, done = _train(context, workload)
+    if context.recipe.evaluate.after and context.recipe.checkpoint.model and held_out:
         from muster.worker.answering import answer
 
         context.emit(events.Phase, name="answer")
-        answer(context, workload, trained.held_out)
+        answer(context, workload, held_out)
     leave()
     del store
-    context.emit(
-        events.Done,
-        step=trained.step,
-        skipped=trained.skipped,
-        seconds=trained.seconds,
-        weights_changed=trained.changed,
-        out_of_time=trained.out_of_time,
-    )
+    context.emit(events.Done, **done)
 
 
-@dataclass(frozen=True)
-class _Trained:
-    """What stays of the training when its trainer and its memory are gone."""
-
-    step: int
-    skipped: int
-    seconds: dict[str, float]
-    held_out: list[HeldOut]
-    changed: bool | None
-    out_of_time: bool
-
-
-def _train(context: Context, workload: ModuleType) -> _Trained:
-    """Train, in the order in which every rank goes through it."""
+def _train(context: Context, workload: ModuleType) -> tuple[Sequence[HeldOut], dict[str, Any]]:
+    """Train, in the order in which every rank goes through it. -> what stays when the trainer and its memory
+    are gone: the questions that are held out, and the content of the last event."""
     from muster.worker.arithmetic import hold_arithmetic
     from muster.worker.instruments.attach import attach_instruments
     from muster.worker.saving import save_model
@@ -126,13 +108,17 @@ def _train(context: Context, workload: ModuleType) -> _Trained:
     if recipe.checkpoint.model:
         context.emit(events.Phase, name="save")
         saving = save_model(context, built)
-    seconds = {
-        "training": meter.training_seconds,
-        "evaluation": meter.evaluation_seconds,
-        "saving": meter.saving_seconds + saving,
+    return built.held_out, {
+        "step": int(trainer.state.global_step),
+        "skipped": meter.total_skipped,
+        "seconds": {
+            "training": meter.training_seconds,
+            "evaluation": meter.evaluation_seconds,
+            "saving": meter.saving_seconds + saving,
+        },
+        "weights_changed": weights.changed,
+        "out_of_time": log.out_of_time,
     }
-    step = int(trainer.state.global_step)
-    return _Trained(step, meter.total_skipped, seconds, built.held_out, weights.changed, log.out_of_time)
 
 
 def prepare_process(context: Context) -> None:

@@ -73,7 +73,8 @@ def check_alike(context: Context, what: str, digest: Callable[[], str]) -> None:
     alone is not asked.
     """
     if context.world_size > 1:
-        compare(what, gather((_host(context), digest())))
+        own = (name for name, first, slots in context.hosts if first <= context.rank < first + slots)
+        compare(what, gather((next(own, socket.gethostname()), digest())))
 
 
 def compare(what: str, answers: Sequence[tuple[str, str]]) -> None:
@@ -97,14 +98,6 @@ def short_digest(texts: Iterable[str]) -> str:
         content = text.encode("utf-8", "surrogatepass")
         made.update(b"%d:" % len(content) + content)
     return made.hexdigest()[:8]
-
-
-def _host(context: Context) -> str:
-    """Return this rank's host, by the name that the user gave it."""
-    for name, first, slots in context.hosts:
-        if first <= context.rank < first + slots:
-            return name
-    return socket.gethostname()
 
 
 _LEFT: list[Any] = []  # groups, for as long as the process lives

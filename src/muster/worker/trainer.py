@@ -7,9 +7,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -25,65 +25,47 @@ from muster.worker.context import Context
 from muster.worker.data.loading import CONTEXT
 from muster.worker.data.sampler import GroupedSampler, RankBatches
 from muster.worker.float8 import convert
-from muster.worker.heldout import ExactHeldOut, PaddedRows
+from muster.worker.heldout import PaddedRows, mean_of, perplexity
 from muster.worker.later import DeferredWork, Scalars
 from muster.worker.lean import keep_mode, remember_packages
 from muster.worker.loss import LossSums, TokenLoss, fused_head
-from muster.worker.mixin import BeforeTrainer
 from muster.worker.models import without_dropout
 
-# ----------------------------------------------------------------------------------------------------
-# Weights of a checkpoint, also where Transformers saves them under other names than the model has.
+if TYPE_CHECKING:
+    from transformers import Trainer as BeforeTrainer
+else:
+    BeforeTrainer = object  # at run time `super()` reaches whichever trainer comes behind
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # of a checkpoint
+AHEAD = ("cuda",)  # devices that compute while the host goes on
 
 
-class ConvertedWeights(BeforeTrainer):  # type: ignore[misc]
-    """Goes before a Transformers trainer among the base classes. Set `in_shards` where each rank has a part
-    of the weights, which its engine loads.
+class TrainerBase(BeforeTrainer):  # type: ignore[misc]
+    """Goes before a Transformers trainer among the base classes of every workload's own. `wired` makes it.
 
-    save_pretrained of Transformers 5 gives some models' weights (ViT's, for one) the names that earlier
-    versions had, and from_pretrained takes them back. The trainer, when it resumes a model that every rank
-    has whole, loads the file as it is and passes over names that do not fit: the run would go on from first
-    weights, with a warning (transformers 5.23, trainer.py: _load_from_checkpoint).
+    `sampler`: orders the training samples; `tally`: what the loss adds up while nothing is learned, None: the
+    held-out loss is the trainer's own; `in_shards`: each rank has a part of the weights, which its engine
+    loads.
     """
 
-    in_shards = False
+    per_token = False  # the loss is one per token of text: its exponential is the perplexity
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        target = model or self.model
-        names = saved_names(Path(resume_from_checkpoint))
-        if self.in_shards or hasattr(target, "peft_config") or names <= set(target.state_dict()):
-            return
-        whole = type(target).from_pretrained(resume_from_checkpoint, config=target.config, dtype=target.dtype)
-        target.load_state_dict(whole.state_dict())
+    _globalstep_last_logged: int
 
+    def __init__(
+        self, *, sampler: Sampler[int], tally: LossSums | None = None, in_shards: bool = False, **given: Any
+    ) -> None:
+        self.sampler, self.tally, self.in_shards = sampler, tally, in_shards
+        # Samples of each micro-step per rank, which worker/uneven.py settles; None: the same for all.
+        self.shares: tuple[int, ...] | None = None
+        self.lean: Any = None  # the model that is trained without needless work
+        super().__init__(**given)
+        # Models that take **kwargs (T5) average their own loss over a micro-batch: with Muster's, which is
+        # the whole of it, the trainer must not hand them a token count as well.
+        self.model_accepts_loss_kwargs = False
+        self.later = DeferredWork(self.args.device.type)
 
-def saved_names(folder: Path) -> set[str]:
-    """Return the names of the weights in a checkpoint's folder; none where it has no such file."""
-    if (folder / INDEX).is_file():
-        return set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"])
-    if not (folder / WEIGHTS).is_file():
-        return set()
-    from safetensors import safe_open
-
-    with safe_open(str(folder / WEIGHTS), "pt") as file:
-        return set(file.keys())
-
-
-# ----------------------------------------------------------------------------------------------------
-# The trainer: Muster's order of samples, the loss in equal or unequal parts, an exact held-out loss.
-
-
-class OrderedSamples(BeforeTrainer):  # type: ignore[misc]
-    """Goes before a Transformers trainer among the base classes. Set `sampler` before training.
-
-    `shares`: samples of each micro-step per rank, which `worker/uneven.py` sets; None: the same for all.
-    """
-
-    sampler: Sampler[int]
-    shares: tuple[int, ...] | None = None
+    # --- Muster's order of samples, dealt to ranks in equal or unequal parts -----------------------------
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         return self.sampler
@@ -108,48 +90,57 @@ class OrderedSamples(BeforeTrainer):  # type: ignore[misc]
         )
         return self.accelerator.prepare(loader)
 
+    # --- a step ------------------------------------------------------------------------------------------
 
-AHEAD = ("cuda",)  # devices that compute while the host goes on
-
-
-class RunsAhead(BeforeTrainer):  # type: ignore[misc]
-    """Goes before a Transformers trainer among the base classes. What it logs is read, written and shown when
-    the next micro-step has been launched: the device never waits for that.
-
-    A log of a trainer that adds figures of its own to it is written at once: they may be the next step's.
-    """
-
-    _globalstep_last_logged: int
-
-    @cached_property
-    def later(self) -> DeferredWork:
-        """What is put off."""
-        return DeferredWork(self.args.device.type)
-
-    def runs_ahead(self) -> bool:
-        """Return whether the next step follows this one, and nothing comes between."""
-        control, state = self.control, self.state
-        return (
-            self.args.device.type in AHEAD
-            and type(self).log is transformers.Trainer.log
-            and state.global_step < state.max_steps
-            and not (control.should_save or control.should_evaluate)
-            and not (control.should_training_stop or control.should_epoch_stop)
-        )
-
-    def training_step(self, model: Any, *args: Any, **named: Any) -> Any:
-        """Take Transformers' own step; then do the work that was put off."""
-        loss = super().training_step(model, *args, **named)
-        self.later.drain()
-        return loss
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Create Transformers' own optimizer. One that DeepSpeed makes later, of its file, gets the same
+        groups: Transformers 5.23 gives it all parameters in one (integrations/deepspeed.py:
+        deepspeed_optim_sched), so that norms and biases would decay as well."""
+        optimizer = super().create_optimizer(model)
+        if isinstance(optimizer, DummyOptim):
+            trained = [pair for pair in self.model.named_parameters() if pair[1].requires_grad]
+            decayed = set(self.get_decay_parameter_names(self.model))
+            groups = [
+                {
+                    "params": [each for name, each in trained if (name in decayed) is decays],
+                    "weight_decay": decay,
+                }
+                for decays, decay in ((True, self.args.weight_decay), (False, 0.0))
+            ]
+            optimizer.params = [group for group in groups if group["params"]]
+        return optimizer
 
     def _run_epoch(self, *args: Any, **named: Any) -> None:
+        """Skip the epoch where a checkpoint of the last step was loaded: Transformers 5.23 looks after a step
+        alone whether it was the last one, and would take one more. At its end do the work that was put
+        off."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
         try:
             super()._run_epoch(*args, **named)
         except BaseException:
             self.later.rescue()
             raise
         self.later.drain()
+
+    def training_step(self, model: Any, *args: Any, **named: Any) -> Any:
+        """Take Transformers' own step, without what it looks up again in every micro-step; then do the work
+        that was put off."""
+        if self.lean is not model:
+            self.lean = model
+            keep_mode(model)
+            remember_packages()
+        loss = super().training_step(model, *args, **named)
+        self.later.drain()
+        return loss
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
+        """Compute as Transformers does; the output layer may compute the loss as well, so it gets the
+        labels."""
+        loss = getattr(self, "compute_loss_func", None)
+        with loss.expecting(inputs.get("labels")) if isinstance(loss, TokenLoss) else nullcontext():
+            return super().compute_loss(model, inputs, *args, **named)
 
     def _clip_grad_norm(self, model: Any) -> Any:
         """Clip as Transformers does. DeepSpeed has done it, and its norm stays on the device: accelerate 1.15
@@ -161,6 +152,30 @@ class RunsAhead(BeforeTrainer):  # type: ignore[misc]
         if self.deepspeed:
             return self._clip_grad_norm(model) if grad_norm is None else grad_norm
         return super()._get_grad_norm(model, grad_norm)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Count nothing: Transformers' estimate walks through all modules in every step, for no reader:
+        instruments/flops.py counts the real operations, once for each shape."""
+        return 0
+
+    def store_flos(self) -> None:
+        """Store nothing: Transformers adds its estimates up over all ranks, and waits for the device in every
+        log."""
+
+    # --- its log, which is read, written and shown when the next micro-step has been launched: the device
+    # --- never waits for that
+
+    def runs_ahead(self) -> bool:
+        """Return whether the next step follows this one, and nothing comes between. A log of a trainer that
+        adds figures of its own to it is written at once: they may be the next step's."""
+        control, state = self.control, self.state
+        return (
+            self.args.device.type in AHEAD
+            and type(self).log is transformers.Trainer.log
+            and state.global_step < state.max_steps
+            and not (control.should_save or control.should_evaluate)
+            and not (control.should_training_stop or control.should_epoch_stop)
+        )
 
     def _maybe_log_save_evaluate(
         self, tr_loss: Any, grad_norm: Any, *rest: Any, learning_rate: Any = None
@@ -195,61 +210,53 @@ class RunsAhead(BeforeTrainer):  # type: ignore[misc]
 
         self.later.add(log)
 
+    # --- held-out loss and checkpoints -------------------------------------------------------------------
 
-class TrainerBase(RunsAhead, ConvertedWeights, ExactHeldOut, OrderedSamples):
-    """Goes before a Transformers trainer among the base classes of every workload's own."""
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **named: Any) -> Any:
+        """Run Transformers' loop; its loss is made exact, and language models get their perplexity.
 
-    lean: Any = None  # the model that it trains without needless work
+        Transformers means over batches: a short last batch, and samples that it repeats so that every rank
+        has one, weigh too much.
+        """
+        if self.tally is None:
+            return super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)
+        self.tally.reset()
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **named)
+        loss = mean_of(self.tally, self.accelerator)
+        if loss is not None:
+            output.metrics[f"{metric_key_prefix}_loss"] = loss
+            if self.per_token:
+                output.metrics[f"{metric_key_prefix}_perplexity"] = perplexity(loss)
+        return output
 
-    def training_step(self, model: Any, *args: Any, **named: Any) -> Any:
-        """Take Transformers' own step, without what it looks up again in every micro-step."""
-        if self.lean is not model:
-            self.lean = model
-            keep_mode(model)
-            remember_packages()
-        return super().training_step(model, *args, **named)
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load weights as Transformers does, also where a checkpoint has them under other names than the
+        model.
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
-        """Compute as Transformers does; the output layer may compute the loss as well, so it gets the
-        labels."""
-        loss = getattr(self, "compute_loss_func", None)
-        with loss.expecting(inputs.get("labels")) if isinstance(loss, TokenLoss) else nullcontext():
-            return super().compute_loss(model, inputs, *args, **named)
+        save_pretrained of Transformers 5 gives some models' weights (ViT's, for one) the names that earlier
+        versions had, and from_pretrained takes them back. The trainer, when it resumes a model that every
+        rank has whole, loads the file as it is and passes over names that do not fit: the run would go on
+        from first weights, with a warning (transformers 5.23, trainer.py: _load_from_checkpoint).
+        """
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        target = model or self.model
+        names = saved_names(Path(resume_from_checkpoint))
+        if self.in_shards or hasattr(target, "peft_config") or names <= set(target.state_dict()):
+            return
+        whole = type(target).from_pretrained(resume_from_checkpoint, config=target.config, dtype=target.dtype)
+        target.load_state_dict(whole.state_dict())
 
-    def create_optimizer(self, model: Any = None) -> Any:
-        """Create Transformers' own optimizer. One that DeepSpeed makes later, of its file, gets the same
-        groups: Transformers 5.23 gives it all parameters in one (integrations/deepspeed.py:
-        deepspeed_optim_sched), so that norms and biases would decay as well."""
-        optimizer = super().create_optimizer(model)
-        if isinstance(optimizer, DummyOptim):
-            trained = [pair for pair in self.model.named_parameters() if pair[1].requires_grad]
-            decayed = set(self.get_decay_parameter_names(self.model))
-            groups = [
-                {
-                    "params": [each for name, each in trained if (name in decayed) is decays],
-                    "weight_decay": decay,
-                }
-                for decays, decay in ((True, self.args.weight_decay), (False, 0.0))
-            ]
-            optimizer.params = [group for group in groups if group["params"]]
-        return optimizer
 
-    def floating_point_ops(self, inputs: Any) -> int:
-        """Count nothing: Transformers' estimate walks through all modules in every step, for no reader:
-        instruments/flops.py counts the real operations, once for each shape."""
-        return 0
+def saved_names(folder: Path) -> set[str]:
+    """Return the names of the weights in a checkpoint's folder; none where it has no such file."""
+    if (folder / INDEX).is_file():
+        return set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"])
+    if not (folder / WEIGHTS).is_file():
+        return set()
+    from safetensors import safe_open
 
-    def store_flos(self) -> None:
-        """Store nothing: Transformers adds its estimates up over all ranks, and waits for the device in every
-        log."""
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Skip the epoch where a checkpoint of the last step was loaded: Transformers 5.23 looks after a step
-        alone whether it was the last one, and would take one more."""
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-        else:
-            super()._run_epoch(*args, **kwargs)
+    with safe_open(str(folder / WEIGHTS), "pt") as file:
+        return set(file.keys())
 
 
 class Trainer(TrainerBase, transformers.Trainer):  # type: ignore[misc]
@@ -281,6 +288,7 @@ def wired(
     collator: Any,
     processing: Any,
     sampler: type[GroupedSampler] = GroupedSampler,
+    global_batch: int | None = None,
     grouped: bool = False,
     moved: bool = False,
     own_loss: bool = False,
@@ -291,6 +299,7 @@ def wired(
 
     `kind`: its class; `arguments`: Transformers'; `train`, `held_out`: data sets; `lengths`: of each training
     sample or of its two parts, by which it is `grouped` or not; `processing`: what is saved beside the model;
+    `global_batch`: samples of one, where that is not the recipe's;
     `moved`: labels are the inputs, and the loss moves them on by one; `own_loss`: the trainer has a loss of
     its own; `more`: what else the trainer is made of. Where nothing is held out, nothing is evaluated.
     Raises DataError where there is nothing to train on.
@@ -325,19 +334,15 @@ def wired(
         eval_dataset=PaddedRows(held_out, unit) if len(held_out) else None,
         processing_class=processing,
         data_collator=collator,
+        sampler=sampler(
+            lengths,
+            global_batch or context.batch.global_,
+            recipe.train.seed,
+            grouped=grouped,
+            epoch=lambda: int(trainer.state.epoch or 0),
+        ),
+        tally=None if own_loss else tally,
+        in_shards=spread,
         **more,
-    )
-    if not own_loss:
-        trainer.tally = tally
-    trainer.in_shards = spread
-    # Models that take **kwargs (T5) average their own loss over a micro-batch: with the loss above, which is
-    # the whole of it, the trainer must not hand them a token count as well.
-    trainer.model_accepts_loss_kwargs = False
-    trainer.sampler = sampler(
-        lengths,
-        context.batch.global_,
-        recipe.train.seed,
-        grouped=grouped,
-        epoch=lambda: int(trainer.state.epoch or 0),
     )
     return trainer

@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from muster.worker.context import Context
 from muster.worker.instruments.clock import DeviceClock
 from muster.worker.loss import IGNORED
 from muster.worker.together import barrier, gather
-from muster.worker.trainer import OrderedSamples
+from muster.worker.trainer import TrainerBase
 
 # All ranks measure at once, each for this long at the least: ranks of one host share it then as they do in
 # training, and what slows a host in bursts (a quota, another user) is in the mean.
@@ -32,15 +31,6 @@ PASSES = 3  # at the least, after one that is not counted
 BATCHES = 3  # that a rank goes through in turn
 # What training holds beside weights, gradients and activations: Adam's two moments and DDP's buckets.
 BESIDE = 3
-
-
-@dataclass(frozen=True)
-class UnevenSplit:
-    """Who takes how many samples of each micro-step; speeds in samples per second, None where the recipe
-    gave the shares."""
-
-    shares: tuple[int, ...]
-    speeds: tuple[float, ...] | None = None
 
 
 def settle_shares(context: Context, trainer: Any) -> None:
@@ -54,21 +44,17 @@ def settle_shares(context: Context, trainer: Any) -> None:
         return
     check_trainer(context, trainer)
     began = time.perf_counter()
-    split = measure(context, trainer) if wanted == "measured" else UnevenSplit(tuple(wanted))
-    trainer.shares = split.shares
+    shares, speeds = measure(context, trainer) if wanted == "measured" else (tuple(wanted), None)
+    trainer.shares = shares
     if context.main:
-        context.emit(
-            events.Split,
-            shares=list(split.shares),
-            speeds=list(split.speeds) if split.speeds else None,
-            seconds=time.perf_counter() - began,
-        )
+        seconds = time.perf_counter() - began
+        context.emit(events.Split, shares=list(shares), speeds=speeds, seconds=seconds)
 
 
 def check_trainer(context: Context, trainer: Any) -> None:
     """Raise RecipeError where a trainer cannot deal unequal shares, or averages over each micro-batch."""
     where, hint = "batch.split", "batch.split=even"
-    if not isinstance(trainer, OrderedSamples):
+    if not isinstance(trainer, TrainerBase):
         raise RecipeError(
             f"{context.recipe.workload} cannot split its batches unevenly", where=where, hint=hint
         )
@@ -82,8 +68,8 @@ def check_trainer(context: Context, trainer: Any) -> None:
         )
 
 
-def measure(context: Context, trainer: Any) -> UnevenSplit:
-    """Measure each rank's samples per second with its own model, and the shares that follow.
+def measure(context: Context, trainer: Any) -> tuple[tuple[int, ...], list[float]]:
+    """Return each rank's share of a micro-step's samples, and its samples per second with its own model.
 
     Twice: at the even share, and at the share that follows from that, since speed depends on the size. On a
     GPU no rank gets more than a size that was tried with room for the optimizer beside it.
@@ -105,7 +91,7 @@ def measure(context: Context, trainer: Any) -> UnevenSplit:
         torch.cuda.empty_cache()  # here, where the error no longer holds what it was raised from
     measured = gather((fine or rough, limit))
     speeds = [speed for speed, _ in measured]
-    return UnevenSplit(shares_by_speed(total, speeds, [limit for _, limit in measured]), tuple(speeds))
+    return shares_by_speed(total, speeds, [limit for _, limit in measured]), speeds
 
 
 def micro_steps(order: Sequence[int], total: int) -> list[list[int]]:

@@ -13,7 +13,6 @@ import json
 import math
 from collections.abc import Mapping
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 from muster.core.batch import Batch
@@ -21,7 +20,15 @@ from muster.core.errors import RecipeError
 from muster.core.job import Decision
 from muster.core.near import did_you_mean
 from muster.core.recipe import Recipe
-from muster.engines.deepspeed.reading import AUTO, converted, read_file, section, source, without_effect
+from muster.engines.deepspeed.reading import (
+    AUTO,
+    chosen,
+    converted,
+    read_file,
+    section,
+    source,
+    without_effect,
+)
 from muster.engines.deepspeed.refused import UNTESTED, check_together, dtype_bytes, offloads
 
 _BATCH_KEYS = {
@@ -83,8 +90,6 @@ _NOT_TRAINED_WITH = {
     "torch_autocast": "computes in what the recipe does not say: precision has its place",
     "weight_quantization": "changes the model, and needs calls in the training loop",
 }
-_TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet-ml"}  # sections -> packages
-_JOB_NAME = "DeepSpeedJobName"  # of a monitor's folder, where none is given
 # Fields of the recipe's `train` -> where DeepSpeed's file has them.
 _PLACES = {
     "learning_rate": "optimizer.params.lr, or the scheduler's own rate,",
@@ -104,16 +109,17 @@ _GATHER = "stage3_gather_16bit_weights_on_model_save"
 def read_user_config(path: str) -> dict[str, Any]:
     """Read a user's DeepSpeed JSON, every key known; comments and trailing commas are read as DeepSpeed reads
     them (hjson), and keys that begin with _ are comments. Raises RecipeError naming the nearest real key."""
-    return _unaliased(checked(read_file(path), where=path))
+    return checked(read_file(path), where=path)
 
 
 def checked(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """Check a configuration. -> it, with the values that DeepSpeed makes of it. Raises RecipeError at the
-    first key that DeepSpeed would silently ignore, that has a value which it refuses, or that asks for what
-    Muster does not train with."""
+    """Check a configuration. -> it, with the values that DeepSpeed makes of it, and one name for each field
+    of ZeRO: DeepSpeed takes stage3_max_live_parameters and others without stage3_ too. Raises RecipeError at
+    the first key that DeepSpeed would silently ignore, that has a value which it refuses, or that asks for
+    what Muster does not train with."""
     config = converted(config, where=where)
-    zero = section(config, "zero_optimization")
-    for name, alias in source()["aliases"].items():
+    zero, aliases = section(config, "zero_optimization"), source()["aliases"]
+    for name, alias in aliases.items():
         if name in zero and alias in zero:
             what = f"zero_optimization has both {name} and {alias}, which are one: DeepSpeed refuses that"
             raise RecipeError(what, where=where, hint="leave one out")
@@ -124,9 +130,8 @@ def checked(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
         what = 'zero_optimization.stage is "auto", and must be 0, 1, 2 or 3'
         raise RecipeError(what, where=where)
     for key in ("offload_optimizer", "offload_param"):
-        offload = section(section(config, "zero_optimization"), key)
-        device = offload.get("device", "none")
-        if device == "nvme" and not isinstance(offload.get("nvme_path"), str):
+        offload = section(zero, key)
+        if offload.get("device") == "nvme" and not isinstance(offload.get("nvme_path"), str):
             what = f"zero_optimization.{key} goes to a disk, and nvme_path does not say to which folder"
             raise RecipeError(what, where=where)
     for key in ("optimizer", "scheduler"):
@@ -148,6 +153,8 @@ def checked(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
             raise RecipeError(f"{key} is {json.dumps(config[key])}, and must be a section", where=where)
         if asked.get("enabled", bool(asked)):
             raise RecipeError(f"{key} {why}", where=where, hint=f"leave {key} out")
+    if zero:
+        config["zero_optimization"] = {aliases.get(key, key): each for key, each in zero.items()}
     return config
 
 
@@ -170,9 +177,8 @@ def user_batch(config: Mapping[str, Any]) -> dict[str, int]:
 def _optimizer_class(config: Mapping[str, Any]) -> str:
     """Name the class that DeepSpeed makes of the optimizer that a file names (_configure_basic_optimizer of
     runtime/engine.py); empty: it names none."""
-    optimizer = section(config, "optimizer")
-    kind = str(optimizer.get("type") or "")
-    if _is_adam(config) and section(optimizer, "params").get("torch_adam"):
+    kind, params = chosen(config, "optimizer")
+    if _is_adam(config) and params.get("torch_adam"):
         return "AdamW"
     on_device, on_host = _CLASSES.get(kind.lower(), (kind, kind))
     return on_host if offloads(config) else on_device
@@ -217,18 +223,18 @@ def _check_name(key: str, given: str) -> None:
 def _check_classes(config: Mapping[str, Any]) -> None:
     """Raise RecipeError for an optimizer or a scheduler that there is not, and for what its class does not
     take, or lacks: ranks would end with a TypeError."""
-    kinds = {"optimizer": _optimizer_class(config), "scheduler": section(config, "scheduler").get("type")}
-    for key, kind in kinds.items():
-        classes, params = source()[f"{key}s"], section(section(config, key), "params")
+    for key in ("optimizer", "scheduler"):
+        named, params = chosen(config, key)
+        kind = _optimizer_class(config) if key == "optimizer" else named
         if not kind or kind.lower() in _OF_MUP:
             continue
-        _check_name(key, section(config, key)["type"])
+        _check_name(key, named)
         half = any(section(config, name).get("enabled") for name in ("fp16", "bf16"))
         wrapped = half or section(config, "zero_optimization").get("stage")
         if key == "scheduler" and wrapped and kind not in (*_OVERRULES, "WarmupCosineLR"):
             what = f"is {kind} of PyTorch, which takes no optimizer that DeepSpeed has wrapped"
             raise RecipeError(what, where=f"{key}.type", hint=_INSTEAD[key])
-        taken = {name.rstrip("!"): name.endswith("!") for name in classes[kind].split()}
+        taken = {name.rstrip("!"): name.endswith("!") for name in source()[f"{key}s"][kind].split()}
         if kind in _ADAMS:
             taken |= dict.fromkeys(_POPPED, False)
         for name, value in params.items():
@@ -268,33 +274,30 @@ _ADAM = {"betas": {"beta1": 0.9, "beta2": 0.999}, "eps": {"epsilon": 1e-8}}
 
 def _is_adam(config: Mapping[str, Any]) -> bool:
     """Return whether the optimizer that a file names is Adam or AdamW."""
-    return str(section(config, "optimizer").get("type")).lower() in ("adam", "adamw")
+    return chosen(config, "optimizer")[0].lower() in ("adam", "adamw")
 
 
 def _adam_defaults(config: Mapping[str, Any]) -> dict[str, float]:
     """Return the fields of the recipe's `train` that an Adam of the file leaves to DeepSpeed."""
     if not _is_adam(config):
         return {}
-    params = section(section(config, "optimizer"), "params")
+    _, params = chosen(config, "optimizer")
     return {name: value for key, each in _ADAM.items() if key not in params for name, value in each.items()}
 
 
 def other_optimizer(config: Mapping[str, Any]) -> str | None:
     """Name a file's optimizer where it is not AdamW. DeepSpeed's Adam is AdamW unless adam_w_mode is false
     (_configure_basic_optimizer of runtime/engine.py)."""
-    optimizer = section(config, "optimizer")
-    kind = optimizer.get("type")
-    if kind is None:
-        return None
+    kind, params = chosen(config, "optimizer")
     if not _is_adam(config):
-        return str(kind)
-    coupled = str(kind).lower() == "adam" and not section(optimizer, "params").get("adam_w_mode", True)
+        return kind or None
+    coupled = kind.lower() == "adam" and not params.get("adam_w_mode", True)
     return "adam, its decay an L2 term of the gradient" if coupled else None
 
 
 # The fp32 values that optimizers keep of each weight, and of those parameters that are switched on one more.
 _KEPT: dict[str, tuple[int, tuple[str, ...]]] = {
-    "none": (2, ()),  # the recipe's AdamW
+    "": (2, ()),  # the recipe's AdamW
     **dict.fromkeys(("lamb", "adadelta", "adamax", "nadam", "radam", "rprop"), (2, ())),
     **dict.fromkeys(("adagrad", "asgd", "lion"), (1, ())),
     "rmsprop": (1, ("momentum", "centered")),
@@ -308,9 +311,9 @@ def moments(config: Mapping[str, Any], *, offloaded: bool) -> int | None:
     Sources: deepspeed/runtime/engine.py (_configure_basic_optimizer), ops/lion/cpu_lion.py (which keeps a
     second one that it never reads), torch/optim.
     """
-    optimizer = section(config, "optimizer")
-    kind, params = str(optimizer.get("type")).lower(), section(optimizer, "params")
-    if kind in ("adam", "adamw"):
+    name, params = chosen(config, "optimizer")
+    kind = name.lower()
+    if _is_adam(config):
         return 3 if params.get("torch_adam") and params.get("amsgrad") else 2
     if kind not in _KEPT:
         return None
@@ -324,8 +327,9 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Of an Adam that the file names, what it leaves out is DeepSpeed's default.
     """
-    optimizer, scheduler = (section(section(config, key), "params") for key in ("optimizer", "scheduler"))
-    beta1, beta2 = _pair(optimizer.get("betas", "auto"))
+    (_, optimizer), (_, scheduler) = (chosen(config, key) for key in ("optimizer", "scheduler"))
+    betas = optimizer.get("betas", "auto")
+    beta1, beta2 = betas if isinstance(betas, list) and len(betas) == 2 else (betas, betas)
     given = {
         "learning_rate": optimizer.get("lr", "auto"),
         "beta1": beta1,
@@ -357,8 +361,8 @@ def user_training(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _cycles_momentum(config: Mapping[str, Any]) -> bool:
     """Return whether OneCycle sets the betas of the optimizer, which it does where that has some."""
-    scheduler = section(config, "scheduler")
-    cycles = scheduler.get("type") == "OneCycle" and section(scheduler, "params").get("cycle_momentum", True)
+    kind, params = chosen(config, "scheduler")
+    cycles = kind == "OneCycle" and params.get("cycle_momentum", True)
     taken = source()["optimizers"].get(_optimizer_class(config), "betas")
     return bool(cycles) and "betas" in taken.split()
 
@@ -366,14 +370,14 @@ def _cycles_momentum(config: Mapping[str, Any]) -> bool:
 def _overruling(config: Mapping[str, Any]) -> Any:
     """Return the rate that the file's scheduler sets in place of the optimizer's; "auto": it leaves that
     open."""
-    scheduler = section(config, "scheduler")
-    name, default = _OVERRULES.get(str(scheduler.get("type")), ("", "auto"))
-    return section(scheduler, "params").get(name, default)
+    kind, params = chosen(config, "scheduler")
+    name, default = _OVERRULES.get(kind, ("", "auto"))
+    return params.get(name, default)
 
 
 def _cycled_betas(config: Mapping[str, Any]) -> list[Any]:
     """Return the betas with which OneCycle begins (lr_schedules.py, OneCycle._initialize_momentum)."""
-    return [section(section(config, "scheduler"), "params").get("cycle_min_mom", 0.8), 0.99]
+    return [chosen(config, "scheduler")[1].get("cycle_min_mom", 0.8), 0.99]
 
 
 # What changes the type in which master weights, states and sums of gradients are held or sent: section, key.
@@ -390,9 +394,16 @@ _UNPLANNED = (
 
 
 def given_config(recipe: Recipe) -> dict[str, Any]:
-    """Merge what the user gives DeepSpeed itself: the own file, if any, with engine.options laid over it."""
+    """Merge what the user gives DeepSpeed itself: the own file, if any, with engine.options laid over it; old
+    keys are the sections that DeepSpeed takes them for (zero/config.py, cpu_offload)."""
     engine = recipe.engine
-    return _renamed(_lay(read_user_config(engine.config) if engine.config else {}, _options(engine.options)))
+    config = _lay(read_user_config(engine.config) if engine.config else {}, _options(engine.options))
+    zero = section(config, "zero_optimization")
+    zero.pop("cpu_offload_use_pin_memory", None)  # which it ignores
+    for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
+        if zero.pop(old, False):
+            zero.setdefault(new, {"device": "cpu"})
+    return {**config, "zero_optimization": zero} if "zero_optimization" in config else config
 
 
 def uncounted(config: Mapping[str, Any]) -> list[str]:
@@ -429,69 +440,29 @@ def gradient_bytes(config: Mapping[str, Any]) -> dict[str, int]:
 def user_rise(config: Mapping[str, Any]) -> tuple[str, int] | None:
     """Return the key and the steps after which a file's scheduler reaches its highest rate, 0 where it has no
     such steps; None: the recipe's warm-up counts. Raises RecipeError."""
-    scheduler = section(config, "scheduler")
-    params = section(scheduler, "params")
-    if not scheduler.get("type"):
+    kind, params = chosen(config, "scheduler")
+    if not kind:
         return None
-    if scheduler["type"] == "OneCycle":
+    if kind == "OneCycle":
         where, cycle = "scheduler.params.cycle_first_step_size", params.get("cycle_first_step_size", 2000)
         if not isinstance(cycle, int | float) or isinstance(cycle, bool) or cycle <= 0:
             raise RecipeError(f"is {json.dumps(cycle)}, and must be a number above 0", where=where)
         return where, int(cycle)
-    if scheduler["type"] not in _SCHEDULERS:
+    if kind not in _SCHEDULERS:
         return "scheduler.type", 0
     steps = params.get("warmup_num_steps", "auto")
     return None if steps == "auto" else ("scheduler.params.warmup_num_steps", int(steps))
 
 
-def _unaliased(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename keys so that each field of ZeRO has one: DeepSpeed takes stage3_max_live_parameters and others
-    without stage3_ too."""
-    zero, aliases = section(config, "zero_optimization"), source()["aliases"]
-    return (
-        {**config, "zero_optimization": {aliases.get(key, key): each for key, each in zero.items()}}
-        if zero
-        else {**config}
-    )
-
-
-def _renamed(config: dict[str, Any]) -> dict[str, Any]:
-    """Replace old keys by the sections that DeepSpeed takes them for (zero/config.py, cpu_offload)."""
-    zero = section(config, "zero_optimization")
-    zero.pop("cpu_offload_use_pin_memory", None)  # which it ignores
-    for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
-        if zero.pop(old, False):
-            zero.setdefault(new, {"device": "cpu"})
-    return {**config, "zero_optimization": zero} if "zero_optimization" in config else config
-
-
-def tracker_packages(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Name what the monitors that a configuration switches on import (deepspeed/monitor/utils.py)."""
-    return tuple(package for key, package in _TRACKERS.items() if section(config, key).get("enabled") is True)
-
-
-def written(config: Mapping[str, Any]) -> dict[str, Path]:
-    """Name what DeepSpeed writes by itself -> the file or folder, from the rank's own folder."""
-    profiler, paths = section(config, "flops_profiler"), {}
-    if profiler.get("enabled") and profiler.get("output_file"):
-        paths["flops_profiler"] = Path(profiler["output_file"])
-    for key in ("tensorboard", "csv_monitor"):
-        own = section(config, key)
-        if own.get("enabled"):
-            paths[key] = Path(own.get("output_path") or "") / (own.get("job_name") or _JOB_NAME)
-    return paths
-
-
 def user_schedule(config: Mapping[str, Any]) -> tuple[str, str] | None:
     """Describe the scheduler of a user's configuration: (what it does, what it leaves to Muster); None: the
     recipe's schedule. Raises RecipeError for a warm-up that DeepSpeed does not know."""
-    scheduler = section(config, "scheduler")
-    name = scheduler.get("type")
+    name, params = chosen(config, "scheduler")
     if not name:
         return None
     if name not in _SCHEDULERS:
         return f"{name} of DeepSpeed{_course(config)}", ""
-    kind = section(scheduler, "params").get("warmup_type", "auto")
+    kind = params.get("warmup_type", "auto")
     if kind not in ("auto", *_WARMUPS):
         raise RecipeError(
             f"warmup_type {kind!r} is none of {', '.join(_WARMUPS)}, and DeepSpeed would take log",
@@ -504,8 +475,7 @@ def user_schedule(config: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def _course(config: Mapping[str, Any]) -> str:
     """Describe from where to where a scheduler takes the rate, and what else it changes."""
-    scheduler = section(config, "scheduler")
-    name, params = str(scheduler.get("type")), section(scheduler, "params")
+    name, params = chosen(config, "scheduler")
     if name == "LRRangeTest":
         return f": it rises from {_overruling(config)} on"
     if name == "OneCycle":
@@ -558,8 +528,7 @@ def user_decisions(recipe: Recipe, stage: int | None) -> list[Decision]:
 
 
 def _idle(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the keys of a configuration that DeepSpeed reads and that change nothing here, with the reason.
-    """
+    """Return the keys that DeepSpeed reads and that change nothing here, each with the reason."""
     zero, below = section(config, "zero_optimization"), (user_stage(config) or 0) < 3
     moved = {name: section(zero, f"offload_{name}").get("device", "none") for name in ("param", "optimizer")}
     made = {}
@@ -572,34 +541,24 @@ def _idle(config: Mapping[str, Any]) -> dict[str, str]:
     return made
 
 
-def _complete_scheduler(config: dict[str, Any]) -> None:
-    """Fill what a scheduler of DeepSpeed leaves out from the recipe, where DeepSpeed has a default of its
-    own: a logarithmic warm-up, 1000 steps of it, a rate of 0.001."""
-    scheduler = section(config, "scheduler")
-    if scheduler.get("type") not in _SCHEDULERS:
-        return
-    params = section(scheduler, "params")
-    for name in _SCHEDULERS[scheduler["type"]][1]:
-        params.setdefault(name, "auto")
-    if params.get("warmup_type", "auto") == "auto":
-        params["warmup_type"] = "linear"
-    config["scheduler"] = {**scheduler, "params": params}
-
-
-def _complete_optimizer(config: dict[str, Any]) -> None:
-    """Fill the rate of a file's optimizer from the recipe where it is left out (DeepSpeed's is 0.001); rate
-    and betas are the scheduler's where that sets them: Transformers refuses two that differ."""
-    optimizer, rate = section(config, "optimizer"), _overruling(config)
-    if optimizer.get("type"):
-        params = section(optimizer, "params")
+def _complete(config: dict[str, Any]) -> None:
+    """Fill what a scheduler and an optimizer of DeepSpeed leave out from the recipe, where DeepSpeed has a
+    default of its own: a logarithmic warm-up, 1000 steps of it, a rate of 0.001. Rate and betas of the
+    optimizer are the scheduler's where that sets them: Transformers refuses two that differ."""
+    kind, params = chosen(config, "scheduler")
+    if kind in _SCHEDULERS:
+        for name in _SCHEDULERS[kind][1]:
+            params.setdefault(name, "auto")
+        if params.get("warmup_type", "auto") == "auto":
+            params["warmup_type"] = "linear"
+        config["scheduler"] = {**config["scheduler"], "params": params}
+    kind, params = chosen(config, "optimizer")
+    if kind:
+        rate = _overruling(config)
         params["lr"] = params.get("lr", "auto") if rate == "auto" else rate
         if "betas" in params and _cycles_momentum(config):
             params["betas"] = _cycled_betas(config)
-        config["optimizer"] = {**optimizer, "params": params}
-
-
-def _pair(value: Any) -> tuple[Any, Any]:
-    return (value[0], value[1]) if isinstance(value, list) and len(value) == 2 else (value, value)
+        config["optimizer"] = {**config["optimizer"], "params": params}
 
 
 _HALF = ("fp16", "bf16", "bfloat16")
@@ -626,16 +585,13 @@ def leaves_precision(config: Mapping[str, Any]) -> bool:
 def deepspeed_config(recipe: Recipe, batch: Batch, precision: str) -> dict[str, Any]:
     """Make the JSON that DeepSpeed gets: Muster's from engine.zero and engine.offload, or the user's file;
     with engine.options laid over it, and the batch and precision that were decided. Raises RecipeError."""
-    if recipe.engine.config:
-        config = read_user_config(recipe.engine.config)
-    else:
-        config = _own_config(recipe)
-    config = _renamed(_lay(config, _options(recipe.engine.options)))
+    config = given_config(recipe)
+    if not recipe.engine.config:
+        config = _lay(_own_config(recipe), config)
     for key in _NOT_TRAINED_WITH:
         config.pop(key, None)  # switched off
     user_schedule(config)
-    _complete_scheduler(config)
-    _complete_optimizer(config)
+    _complete(config)
     config["train_micro_batch_size_per_gpu"] = batch.micro
     config["gradient_accumulation_steps"] = batch.accumulation
     config["train_batch_size"] = batch.global_
@@ -733,26 +689,7 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
                 where="engine.options",
                 hint="precision=...",
             )
-    return _unaliased(options)
-
-
-def open_stages(recipe: Recipe) -> list[int]:
-    """List the stages of ZeRO that the recipe leaves open, mildest first; one where it gives a stage.
-
-    Raises RecipeError where the user's own configuration says one as well.
-    """
-    engine = recipe.engine
-    if engine.zero != "auto":
-        return [engine.zero]
-    if engine.config or "stage" in section(engine.options, "zero_optimization"):
-        raise RecipeError(
-            f"is auto, but {engine.config or 'engine.options'} gives a stage",
-            where="engine.zero",
-            hint="leave engine.zero out, or engine.config" if engine.config else "leave one of them out",
-        )
-    if engine.group:
-        return [3]
-    return {"none": [0, 1, 2, 3], "optimizer": [1, 2, 3], "optimizer+param": [3]}[engine.offload]
+    return options
 
 
 def _own_config(recipe: Recipe) -> dict[str, Any]:

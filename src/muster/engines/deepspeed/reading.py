@@ -214,3 +214,10 @@ def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Copy a section of a configuration; empty where it is none."""
     value = config.get(key)
     return dict(value) if isinstance(value, Mapping) else {}
+
+
+def chosen(config: Mapping[str, Any], key: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of a configuration's optimizer or scheduler, empty where it has none, and a copy of its
+    params."""
+    given = section(config, key)
+    return str(given.get("type") or ""), section(given, "params")

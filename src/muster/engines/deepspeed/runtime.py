@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from muster.core.errors import RecipeError, WorkerError
-from muster.engines.deepspeed import config as configuration
+from muster.engines.deepspeed.reading import section
 from muster.store import events
 from muster.store.atomic import write_text
 from muster.store.sealed import MANIFEST
@@ -20,6 +20,7 @@ from muster.worker.context import Context
 from muster.worker.engine import EngineRuntime
 from muster.worker.together import PATIENCE, backend, barrier
 
+_JOB_NAME = "DeepSpeedJobName"  # of a monitor's folder, where none is given
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -107,9 +108,16 @@ class DeepSpeedRuntime(EngineRuntime):
         return count
 
     def written(self, context: Context) -> dict[str, Path]:
-        """Name what DeepSpeed wrote by itself -> the file or folder."""
-        places = configuration.written(context.engine_config or {})
-        return {what: path.absolute() for what, path in places.items() if path.exists()}
+        """Name what DeepSpeed wrote by itself, in the rank's own folder -> the file or folder."""
+        config, paths = context.engine_config or {}, {}
+        profiler = section(config, "flops_profiler")
+        if profiler.get("enabled") and profiler.get("output_file"):
+            paths["flops_profiler"] = Path(profiler["output_file"])
+        for key in ("tensorboard", "csv_monitor"):
+            own = section(config, key)
+            if own.get("enabled"):
+                paths[key] = Path(own.get("output_path") or "") / (own.get("job_name") or _JOB_NAME)
+        return {what: path.absolute() for what, path in paths.items() if path.exists()}
 
 
 RUNTIME = DeepSpeedRuntime

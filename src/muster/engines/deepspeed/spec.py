@@ -14,6 +14,7 @@ from muster.core.recipe import Engine, Recipe
 from muster.core.trace import Parameter
 from muster.engines.base import EngineSpec, Fixed
 from muster.engines.deepspeed import config as configuration
+from muster.engines.deepspeed.reading import chosen, section
 from muster.engines.spread import NO_DISK, ModelSpread, NvmeOffload, Tensors, trained
 from muster.engines.states import Parts, States, added, elements, largest, up
 from muster.engines.traffic import Call, Passes, Segment, Traffic, counting, reducing
@@ -26,6 +27,7 @@ HOOKS = (20e-6, 40e-6, 45e-6, 850e-6)
 # Of stage 3's computation: it waits for what it fetched two modules before
 # (partitioned_param_coordinator.py).
 IN_TURN = 0.5
+_TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet-ml"}  # sections -> packages
 
 
 class DeepSpeedSpec(EngineSpec):
@@ -42,7 +44,11 @@ class DeepSpeedSpec(EngineSpec):
     copies: ClassVar[int] = 6
 
     def extras(self, recipe: Recipe) -> tuple[str, ...]:
-        return configuration.tracker_packages(configuration.given_config(recipe))
+        """Name what the monitors import that the user's configuration switches on (monitor/utils.py)."""
+        given = configuration.given_config(recipe)
+        return tuple(
+            package for key, package in _TRACKERS.items() if section(given, key).get("enabled") is True
+        )
 
     # --- the recipe, and a configuration of the engine's own ---------------------------------------------
 
@@ -57,7 +63,13 @@ class DeepSpeedSpec(EngineSpec):
         engine = recipe.engine
         self.check_sync(engine)
         self.check_group(engine)
-        self._check_floor(recipe)
+        floor = recipe.train.min_learning_rate
+        if floor and section(configuration.given_config(recipe), "scheduler"):
+            raise RecipeError(
+                f"is {floor:g}, and DeepSpeed's configuration has a scheduler of its own",
+                where="train.min_learning_rate",
+                hint="leave one of them out",
+            )
         self.check_length(recipe, recipe.train.max_steps)
         if engine.config:
             if engine.group:
@@ -66,36 +78,26 @@ class DeepSpeedSpec(EngineSpec):
                     where="engine.group",
                     hint=f"zero_optimization.{_GROUP} in that file or in engine.options",
                 )
-        elif engine.group and _GROUP in configuration.section(engine.options, "zero_optimization"):
+        elif engine.group and _GROUP in section(engine.options, "zero_optimization"):
             raise RecipeError(
                 f"is {engine.group}, but engine.options gives {_GROUP}",
                 where="engine.group",
                 hint="leave one of them out",
             )
-        mildest = recipe.choosing(zero=configuration.open_stages(recipe)[-1])
+        mildest = recipe.choosing(zero=self.open_stages(recipe)[-1])
         configuration.deepspeed_config(mildest, Batch(1, 1, 1), "fp32")  # which refuses what cannot be
         return recipe
 
     def check_length(self, recipe: Recipe, steps: int | None) -> None:
         """Raise RecipeError for a scheduler of other steps, which Transformers refuses in ranks."""
-        scheduler = configuration.section(configuration.given_config(recipe), "scheduler")
-        total = configuration.section(scheduler, "params").get("total_num_steps", "auto")
+        _, scheduler = chosen(configuration.given_config(recipe), "scheduler")
+        total = scheduler.get("total_num_steps", "auto")
         if steps and total not in ("auto", steps):
             length = "train.max_steps is" if recipe.train.max_steps else "the training on these data has"
             raise RecipeError(
                 f"is {total}, but {length} {steps}{'' if recipe.train.max_steps else ' steps'}",
                 where="the DeepSpeed configuration: scheduler.params.total_num_steps",
                 hint='"auto" there',
-            )
-
-    def _check_floor(self, recipe: Recipe) -> None:
-        """Raise RecipeError for a floor of a rate that follows the user's own configuration."""
-        floor = recipe.train.min_learning_rate
-        if floor and configuration.section(configuration.given_config(recipe), "scheduler"):
-            raise RecipeError(
-                f"is {floor:g}, and DeepSpeed's configuration has a scheduler of its own",
-                where="train.min_learning_rate",
-                hint="leave one of them out",
             )
 
     def given(self, recipe: Recipe) -> Fixed:
@@ -106,13 +108,12 @@ class DeepSpeedSpec(EngineSpec):
             silent = recipe.precision == "auto" and configuration.leaves_precision(config)
             precision = "fp32" if silent and fixed.precision is None else fixed.precision
             return replace(fixed, precision=precision, stage=fixed.stage or 0, spread=True)
-        decided = configuration.section(engine.options, "zero_optimization").keys() & _SPREAD
+        decided = section(engine.options, "zero_optimization").keys() & _SPREAD
         return replace(fixed, spread=bool(decided))
 
     def fixed(self, config: Mapping[str, Any]) -> Fixed:
         """Return what is not "auto"."""
-        kind = str(configuration.section(config, "scheduler").get("type"))
-        schedule = configuration.NEAREST_SCHEDULES.get(kind)
+        schedule = configuration.NEAREST_SCHEDULES.get(chosen(config, "scheduler")[0])
         return Fixed(
             precision=configuration.user_precision(config),
             batch=configuration.user_batch(config),
@@ -129,14 +130,26 @@ class DeepSpeedSpec(EngineSpec):
     def uncounted(self, recipe: Recipe, precision: str) -> list[str]:
         return configuration.uncounted(configuration.deepspeed_config(recipe, Batch(1, 1, 1), precision))
 
-    def open_stages(self, recipe: Recipe) -> Sequence[int | None]:
-        return configuration.open_stages(recipe)
+    def open_stages(self, recipe: Recipe) -> list[int]:
+        """List the stages of ZeRO that the recipe leaves open, mildest first; one where it gives a stage.
 
-    def config(self, recipe: Recipe, batch: Batch, precision: str) -> dict[str, Any]:
-        return configuration.deepspeed_config(recipe, batch, precision)
+        Raises RecipeError where the user's own configuration says one as well.
+        """
+        engine = recipe.engine
+        if engine.zero != "auto":
+            return [engine.zero]
+        if engine.config or "stage" in section(engine.options, "zero_optimization"):
+            raise RecipeError(
+                f"is auto, but {engine.config or 'engine.options'} gives a stage",
+                where="engine.zero",
+                hint="leave engine.zero out, or engine.config" if engine.config else "leave one of them out",
+            )
+        if engine.group:
+            return [3]
+        return {"none": [0, 1, 2, 3], "optimizer": [1, 2, 3], "optimizer+param": [3]}[engine.offload]
 
-    def filled(self, config: Mapping[str, Any], recipe: Recipe, width: int | None) -> dict[str, Any]:
-        return configuration.fill_auto(config, recipe, width)
+    config = staticmethod(configuration.deepspeed_config)
+    filled = staticmethod(configuration.fill_auto)
 
     def compiles(self, section: Mapping[str, Any]) -> bool:
         """Return whether CPU Adam is compiled, for an optimizer in host memory."""
@@ -149,7 +162,7 @@ class DeepSpeedSpec(EngineSpec):
         whole = configuration.deepspeed_config(recipe, Batch(1, 1, 1), precision)
         zero = whole.get("zero_optimization") or {}
         stage = int(zero.get("stage", 0))
-        offloads = {name: configuration.section(zero, f"offload_{name}") for name in ("optimizer", "param")}
+        offloads = {name: section(zero, f"offload_{name}") for name in ("optimizer", "param")}
         offload, disk = _offloads(stage, offloads)
         sizes: dict[str, Any] = {"stage": stage, "offload": offload, "disk": disk, **self.sizes(stage, width)}
         if zero.get("reduce_bucket_size") == "auto":  # of any stage: Transformers'
@@ -166,7 +179,7 @@ class DeepSpeedSpec(EngineSpec):
         sizes["moments"] = 2 if kept is None else kept  # Adam's, and the plan says that it is not counted
         sizes |= configuration.gradient_bytes(whole)
         if "optimizer" in offload and disk.holds == "none":
-            sizes["ratio"] = configuration.section(zero, "offload_optimizer").get("ratio", 1.0)
+            sizes["ratio"] = section(zero, "offload_optimizer").get("ratio", 1.0)
         group = _number(zero, _GROUP, 1) if stage == 3 else 1
         sizes["group"] = group if group > 1 else 0
         return sizes

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 from transformers.modeling_utils import AttentionInterface
 
 from muster.store import events
-from muster.worker.context import Emitter
+from muster.worker.context import Context
 from muster.worker.instruments.clock import DeviceClock
 from muster.worker.together import initialised
 
@@ -33,12 +33,11 @@ CHUNK = 1 << 22  # logits that are held at once, in fp32: 16 MiB
 class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
     """Emits an Attention event for every window of `window` optimizer steps."""
 
-    def __init__(self, emit: Emitter, *, main: bool, window: int, device: str) -> None:
-        self.emit = emit
-        self.main = main
-        self.window = window
-        self.device, self.clock = device, DeviceClock(device)
-        self.trainer: Any = None
+    def __init__(self, context: Context, trainer: Any) -> None:
+        self.emit, self.main = context.emit, context.main
+        self.window = context.recipe.measure.window
+        self.device, self.clock = context.device, DeviceClock(context.device)
+        self.trainer = trainer
         self.places: dict[int, int] = {}  # a module's id -> its place in the model
         self.names: list[str] = []  # of all modules, by their place
         self.wanted = False  # this optimizer step ends a window
@@ -46,20 +45,10 @@ class AttentionMonitor(TrainerCallback):  # type: ignore[misc]
         self.marks: list[tuple[Any, Any]] = []  # begin and end of each measurement
         self.noted = False
 
-    def attach(self, trainer: Any) -> None:
-        """Watch the forward passes that any Transformers trainer trains with (attach.py says why by its
-        methods)."""
-        self.trainer = trainer
-        original = trainer.compute_loss
-
-        def compute_loss(model: Any, *rest: Any, **named: Any) -> Any:
-            if not (self.wanted and model.training and trainer.accelerator.sync_gradients):
-                return original(model, *rest, **named)
-            with self.watching():
-                return original(model, *rest, **named)
-
-        trainer.compute_loss = compute_loss
-        trainer.add_callback(self)
+    def around(self, model: Any) -> AbstractContextManager[None]:
+        """Watch the forward passes of the loss that is computed inside, where it is a window's last one."""
+        last = self.wanted and model.training and self.trainer.accelerator.sync_gradients
+        return self.watching() if last else nullcontext()
 
     @contextmanager
     def watching(self) -> Iterator[None]:

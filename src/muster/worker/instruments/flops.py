@@ -21,7 +21,7 @@ import torch
 from muster.core import families
 from muster.core.flops import MatmulWork, Shape, quadratic, training
 from muster.store import events
-from muster.worker.context import Emitter
+from muster.worker.context import Context
 from muster.worker.instruments import meta
 from muster.worker.together import gather
 
@@ -158,10 +158,9 @@ class Rule:
 class FlopsCounter:
     """The instrument. `see` every micro-batch, `step` at the end of a step, `close` at that of a window."""
 
-    def __init__(self, emit: Emitter, model: Any, *, checkpointing: bool, main: bool) -> None:
-        self.emit = emit
-        self.main = main
-        self.checkpointing = checkpointing
+    def __init__(self, context: Context, model: Any) -> None:
+        self.emit, self.main = context.emit, context.main
+        self.checkpointing = context.recipe.train.checkpointing
         self.in_step: list[Signature] = []
         self.in_window: list[list[Signature]] = []  # of each step
         self.rules: dict[BatchKind, tuple[Rule, Rule | None]] = {}

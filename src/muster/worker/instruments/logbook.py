@@ -12,7 +12,7 @@ from muster.core.errors import WorkerError
 from muster.failures.table import known_failures
 from muster.progress import Pulse
 from muster.store import events
-from muster.worker.context import Emitter
+from muster.worker.context import Context
 
 # What trainers log beside the loss -> what Muster calls it. The names on the left are TRL's.
 FIGURES = {
@@ -45,10 +45,9 @@ class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
 class LogCallback(TrainerCallback):  # type: ignore[misc]
     """Rank 0 records; the figures are averages over all ranks already."""
 
-    def __init__(self, emit: Emitter, *, main: bool, max_minutes: float | None) -> None:
-        self.emit = emit
-        self.main = main
-        self.max_minutes = max_minutes
+    def __init__(self, context: Context) -> None:
+        self.emit, self.main = context.emit, context.main
+        self.max_minutes = context.recipe.train.max_minutes
         self.deadline: float | None = None
         self.out_of_time = False
         self.rate: float | None = None  # of the last step

@@ -41,8 +41,10 @@ def double(model: Any) -> Any:
     made = copy.deepcopy(model, {id(tensor): _shape_of(tensor) for _, _, tensor in held_tensors(model)})
     for module in list(made.modules()):
         for name, layer in module.named_children():
-            if _in_bits(layer):
-                setattr(module, name, _plain(layer))
+            if _in_bits(layer):  # it computes as a frozen one
+                bias = layer.bias is not None
+                plain = torch.nn.Linear(layer.in_features, layer.out_features, bias, device="meta")
+                setattr(module, name, plain.requires_grad_(False))
             elif is_float8(layer):  # the same products, without the casts
                 layer.__class__ = torch.nn.Linear
     made.train()
@@ -56,13 +58,6 @@ def _in_bits(layer: Any) -> bool:
     """Return whether a layer is linear with weights that are packed into bytes (bitsandbytes)."""
     weight = layer._parameters.get("weight")  # not that of a layer with adapters, which has it from its base
     return weight is not None and weight.dtype in (torch.uint8, torch.int8) and hasattr(layer, "in_features")
-
-
-def _plain(layer: Any) -> torch.nn.Linear:
-    """Make the frozen linear layer that a packed one computes as."""
-    bias = layer.bias is not None
-    made = torch.nn.Linear(layer.in_features, layer.out_features, bias, device="meta")
-    return made.requires_grad_(False)
 
 
 def held_tensors(model: Any) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:

@@ -11,19 +11,19 @@ import functools
 import itertools
 import resource
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import TrainerCallback
 
 from muster.store import events
-from muster.worker.context import Emitter
+from muster.worker.context import Context
 from muster.worker.feed import Feed
 from muster.worker.instruments.clock import DeviceClock
 from muster.worker.instruments.computing import Computing
 from muster.worker.instruments.flops import FlopsCounter
 from muster.worker.later import DeferredWork, Scalars
-from muster.worker.workloads.base import Counts
+from muster.worker.workloads.base import Built, Counts
 
 
 class StepClock(DeviceClock):
@@ -57,30 +57,18 @@ class Meter(TrainerCallback):  # type: ignore[misc]
 
     def __init__(
         self,
-        emit: Emitter,
-        count: Callable[[Mapping[str, Any]], Counts],
-        window: int,
-        device: str,
-        flops: FlopsCounter | None = None,
-        profiled: range = range(0),
-        computing: Computing | None = None,
-        skipped_by: Callable[[Any], int | None] | None = None,
-        *,
-        feed: Feed | None = None,
-        after: bool = False,
+        context: Context,
+        built: Built,
+        feed: Feed,
+        flops: FlopsCounter | None,
+        computing: Computing | None,
     ) -> None:
-        self.emit = emit
-        self.count = count
-        self.window = window
-        self.device = device
-        self.flops = flops
-        self.profiled = profiled  # steps that get a window of their own
-        self.computing = computing
-        self.feed = feed
-        self.after = after  # a batch is counted when its step is done
-        self.skipped_by = skipped_by  # how many steps a trainer's engine has skipped, if it counts them
-        self.trainer: Any = None
-        self.clock = StepClock(device)
+        self.emit, self.device, self.engine = context.emit, context.device, context.engine
+        self.built, self.trainer = built, cast("Any", built.trainer)
+        self.window = context.recipe.measure.window
+        self.profiled = context.recipe.measure.profiled  # steps that get a window of their own
+        self.feed, self.flops, self.computing = feed, flops, computing
+        self.clock = StepClock(context.device)
         self.stepping = False
         self.steps: list[float] = []
         self.in_step = Counts(0, 0, 0)
@@ -93,28 +81,22 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         self.saving_seconds = 0.0
         self.evaluation_seconds = 0.0
 
-    def attach(self, trainer: Any) -> None:
-        """Count the batches of any Transformers trainer, where they are trained on (attach.py says why by its
-        methods)."""
-        self.trainer = trainer
-        original = trainer.training_step
-
-        def training_step(model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-            if not self.after:  # the loss takes labels out of the inputs
-                self.in_step = _plus(self.in_step, self.count(inputs))
-            if self.flops:
-                self.flops.see(inputs)
-            loss = original(model, inputs, *rest, **named)
-            if self.after:
-                self.in_step = _plus(self.in_step, self.count(inputs))
-            return loss
-
-        trainer.training_step = training_step
-        trainer.add_callback(self)
+    def see(self, inputs: Mapping[str, Any], *, done: bool) -> None:
+        """Count a micro-batch: before its step, since the loss takes labels out of it, or when that is done,
+        where what it holds is made there."""
+        if done is self.built.after:
+            before, more = self.in_step, self.built.count(inputs)
+            self.in_step = Counts(
+                before.samples + more.samples,
+                before.tokens + more.tokens,
+                before.padded_tokens + more.padded_tokens,
+            )
+        if self.flops and not done:
+            self.flops.see(inputs)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the first window. A resumed engine may remember the steps that it skipped before."""
-        self.counted = self._counted() or 0
+        self.counted = self.engine.skipped_steps(self.trainer) or 0
         scaler = self._scaler()
         self.scale = scaler.get_scale() if scaler is not None else None
         if self.computing:
@@ -185,7 +167,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             Scalars([counts.tokens for counts, _ in self.in_window]),
             Scalars([thrown for _, thrown in self.in_window]),
             self.computing.take() if self.computing else None,
-            self.feed.take() if self.feed else None,
+            self.feed.take(),
         )
         if later is not None:
             later.add(write)
@@ -200,7 +182,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         tokens: Scalars,
         thrown: Scalars,
         computed: Callable[[], tuple[float | None, dict[str, float]]] | None,
-        waited: Callable[[], float] | None,
+        waited: Callable[[], float],
     ) -> None:
         intervals = self.clock.intervals()
         skips = {index for index, each in enumerate(thrown.values()) if each}
@@ -223,7 +205,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
             profiled=step in self.profiled,
             forward_seconds=forward,
             parts=parts,
-            data_seconds=waited() if waited else None,
+            data_seconds=waited(),
             phases=self._phases(seconds),
             **memory_peaks(self.device),
             **(self.flops.close(skips) if self.flops else {}),
@@ -240,9 +222,6 @@ class Meter(TrainerCallback):  # type: ignore[misc]
         phases.update(dict.fromkeys(phases, 0.0))  # the next window may have none, and is training alone
         return {**now, "training": max(0.0, seconds - sum(now.values()))}
 
-    def _counted(self) -> int | None:
-        return self.skipped_by(self.trainer) if self.skipped_by else None
-
     def _scaler(self) -> Any:
         """Return accelerate's loss scaler; None: it does not scale."""
         scaler = self.trainer.accelerator.scaler
@@ -254,7 +233,7 @@ class Meter(TrainerCallback):  # type: ignore[misc]
 
         accelerate's own word for it (optimizer_step_was_skipped) is False for fused optimizers always.
         """
-        counted = self._counted()
+        counted = self.engine.skipped_steps(self.trainer)
         if counted is not None:
             more, self.counted = counted > self.counted, counted
             return more
@@ -278,7 +257,3 @@ def memory_peaks(device: str) -> dict[str, int | None]:
         "device_peak": total - free,
         "resident_peak": resident,
     }
-
-
-def _plus(a: Counts, b: Counts) -> Counts:
-    return Counts(a.samples + b.samples, a.tokens + b.tokens, a.padded_tokens + b.padded_tokens)

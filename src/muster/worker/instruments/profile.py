@@ -9,7 +9,8 @@ takes so long that its times mean nothing: it names the lines that wait for the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,18 @@ FOLDER = "profile"
 
 
 class Profiler(TrainerCallback):  # type: ignore[misc]
-    """Profiles the recipe's steps on the recipe's ranks, into `profile/` of the run folder."""
+    """Profiles the recipe's steps on the recipe's ranks, into `profile/` of the run folder. Before the meter:
+    a profile is written in its own window.
 
-    def __init__(self, context: Context) -> None:
+    Raises RecipeError where the breakdown cannot be made.
+    """
+
+    def __init__(self, context: Context, trainer: Any) -> None:
         measure = context.recipe.measure
-        self.context = context
+        self.context, self.trainer = context, trainer
         self.what = measure.profile
         self.steps = measure.profiled
         self.chosen = context.rank in measure.profile_ranks
-        self.trainer: Any = None
         self.clock = DeviceClock(context.device)
         self.running: Any = None
         self.mark: Any = None  # of the step that is traced
@@ -47,18 +51,9 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         self.paused: set[int] = set()  # steps that an evaluation or a save followed
         self.written = False
         self.passed = False  # this attempt reached the steps
-
-    def attach(self, trainer: Any) -> None:
-        """Follow any Transformers trainer. Before the meter: a profile is written in its own window.
-
-        Raises RecipeError where the breakdown cannot be made.
-        """
-        self.trainer = trainer
+        self.breaks_down = self.what == "flops" and self.chosen
         if self.what == "flops":
-            _check_breakdown(self.context)
-            if self.chosen:
-                trainer.compute_loss = self._broken_down(trainer.compute_loss)
-        trainer.add_callback(self)
+            _check_breakdown(context)
 
     @property
     def path(self) -> Path:
@@ -66,27 +61,24 @@ class Profiler(TrainerCallback):  # type: ignore[misc]
         suffix = "txt" if self.what == "flops" else "json.gz"
         return self.context.base / FOLDER / f"{self.what}-rank{self.context.rank}.{suffix}"
 
-    def _broken_down(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap compute_loss so that the step's first forward pass runs under DeepSpeed's profiler."""
+    @contextmanager
+    def around(self, model: Any) -> Iterator[None]:
+        """Run the loss that is computed inside under DeepSpeed's profiler, where it is the steps' first."""
+        due = self.trainer.state.global_step + 1 in self.steps
+        if self.written or not due or not model.training:
+            yield
+            return
+        from deepspeed.profiling.flops_profiler import FlopsProfiler
 
-        def compute_loss(model: Any, *rest: Any, **named: Any) -> Any:
-            due = self.trainer.state.global_step + 1 in self.steps
-            if self.written or not due or not model.training:
-                return original(model, *rest, **named)
-            from deepspeed.profiling.flops_profiler import FlopsProfiler
-
-            profiler = FlopsProfiler(self.trainer.accelerator.unwrap_model(model))
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            profiler.start_profile()
-            try:
-                loss = original(model, *rest, **named)
-                profiler.print_model_profile(profile_step=self.steps.start, output_file=str(self.path))
-            finally:
-                profiler.end_profile()
-            self._report(self.steps.start)
-            return loss
-
-        return compute_loss
+        profiler = FlopsProfiler(self.trainer.accelerator.unwrap_model(model))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        profiler.start_profile()
+        try:
+            yield
+            profiler.print_model_profile(profile_step=self.steps.start, output_file=str(self.path))
+        finally:
+            profiler.end_profile()
+        self._report(self.steps.start)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the trace."""

@@ -144,15 +144,11 @@ def _cuda_autocast() -> Iterator[None]:
         for names, rule in ((IN_FP32, _in_fp32), (TO_FP32, _to_fp32)):
             for name in names:
                 if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"):
-                    rules.impl(name, rule(_overload(name)))
+                    bare, _, overload = name.partition(".")
+                    rules.impl(name, rule(getattr(getattr(aten, bare), overload or "default")))
         yield
     finally:
         rules._destroy()
-
-
-def _overload(name: str) -> Any:
-    bare, _, overload = name.partition(".")
-    return getattr(getattr(aten, bare), overload or "default")
 
 
 def _without_autocast() -> Any:

@@ -85,14 +85,12 @@ def _bases(graph: Graph) -> dict[Node, Node]:
     bases: dict[Node, Node] = {}
     for node in graph.nodes:
         view = node.op == "call_function" and (
-            node.target is operator.getitem or getattr(node.target, "is_view", False) or _reshapes(node)
+            node.target is operator.getitem
+            or getattr(node.target, "is_view", False)
+            or getattr(node.target, "overloadpacket", None) in (aten.reshape, aten._unsafe_view)
         )
         bases[node] = bases[node.all_input_nodes[0]] if view and node.all_input_nodes else node
     return bases
-
-
-def _reshapes(node: Node) -> bool:
-    return getattr(node.target, "overloadpacket", None) in (aten.reshape, aten._unsafe_view)
 
 
 def _is_product(node: Node) -> bool:
@@ -147,11 +145,6 @@ def _last(kernels: Mapping[Node, Node], users: Mapping[Node, Sequence[Node]]) ->
         needed[kernel] = min(needed.get(kernel, len(order)), *others, len(order))
     last = {kernel: node for node, kernel in kernels.items() if order[node] < needed[kernel]}
     return {node: last[kernel] if order[node] < needed[kernel] else node for node, kernel in kernels.items()}
-
-
-def _bytes(values: Any) -> int:
-    each = values if isinstance(values, tuple | list) else (values,)
-    return sum(touched(one) for one in each if isinstance(one, torch.Tensor))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -227,7 +220,9 @@ class _Run(Interpreter):  # type: ignore[misc]
         ledger.instead_of = [self.env[each] for each in over if each in self.env]
         made = super().run_node(node)
         ledger.instead_of = ()  # which would hold them
-        ledger.moved += self.kernels.moves.get(node, 0) * _bytes(made)
+        results = made if isinstance(made, tuple | list) else (made,)
+        written = sum(touched(each) for each in results if isinstance(each, torch.Tensor))
+        ledger.moved += self.kernels.moves.get(node, 0) * written
         return made
 
     def __call__(self, arguments: list[Any]) -> Any:

@@ -203,7 +203,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
                 fresh = True
                 counted = self.inside or storage._cdata in self.outside or storage._cdata in self._alive
                 if not (counted or self._inherits(storage)):
-                    self._add(storage, each, weight)
+                    wide = each.is_floating_point() and each.ndim > 1 and each.shape[-1] == self.classes
+                    self._hold(storage, _Storage(storage.nbytes(), weight, wide, self.inside is None))
         if self.inside is not None:
             return
         if fresh or func._schema.is_mutable:
@@ -231,10 +232,6 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc]
                 self._heirs[address] = weakref.ref(storage)
                 return True
         return False
-
-    def _add(self, storage: Any, tensor: torch.Tensor, weight: bool) -> None:
-        wide = tensor.is_floating_point() and tensor.ndim > 1 and tensor.shape[-1] == self.classes
-        self._hold(storage, _Storage(storage.nbytes(), weight, wide, self.inside is None))
 
     def _hold(self, storage: Any, made: _Storage) -> None:
         index = len(self._storages)

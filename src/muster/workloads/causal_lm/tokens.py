@@ -170,7 +170,7 @@ def _fill(folder: Path, source: TextSource, how: Tokenizing) -> None:
         (folder / "validation.bin").touch()
     elif not held:
         split, train, held = _split(folder, dtype, train, how.fraction)
-    files = {path.relative_to(folder).as_posix(): _settle(path) for path in _files(folder)}
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
     parts = {
         name: {"tokens": sum(lengths), "documents": len(lengths)}
         for name, lengths in (("train", train), ("validation", held))
@@ -184,13 +184,9 @@ def _fill(folder: Path, source: TextSource, how: Tokenizing) -> None:
             "parts": parts,
             "split": split,
             "skipped": skipped,
-            "files": files,
+            "files": {path.relative_to(folder).as_posix(): _settle(path) for path in files},
         },
     )
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _settle(path: Path) -> dict[str, int]:

@@ -160,13 +160,6 @@ def _script(words: Sequence[str]) -> str | None:
     return words[begin] if values else None
 
 
-def _processes(words: Sequence[str]) -> int | None:
-    """Return what torchrun's options ask for on each host, where it is a number."""
-    options = " ".join(words[: _script_at(words)])
-    asked = re.search(r"--nproc[-_]per[-_]node[ =](\d+)", options)
-    return int(asked[1]) if asked else None
-
-
 def _is_program(word: str) -> bool:
     """Whether a word is a variable, a shell script or a program of this machine, which torchrun would give to
     Python."""
@@ -244,8 +237,10 @@ class CommandRecipe(Recipe):
             f"--master-port={spot.port}",
         )
         script = script_of(words)
-        asked = _processes(script)
-        if asked not in (None, spot.slots):
+        options = " ".join(script[: _script_at(script)])
+        processes = re.search(r"--nproc[-_]per[-_]node[ =](\d+)", options)
+        asked = int(processes[1]) if processes else spot.slots
+        if asked != spot.slots:
             raise RecipeError(
                 f"asks for {asked} processes on a host that has {counted(spot.slots, 'slot')}",
                 where="command",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import shutil
@@ -219,15 +220,11 @@ def _write(descriptor: int, block: mmap.mmap, blocks: int, seconds: float) -> tu
     written = 0
     while written < blocks and (not written or time.perf_counter() - began < seconds):
         block[:8] = written.to_bytes(8, "little")
-        _all(os.write(descriptor, block))
+        if os.write(descriptor, block) != _BLOCK:
+            raise OSError(errno.ENOSPC, "No space left on device")
         written += 1
     os.fsync(descriptor)
     return written, time.perf_counter() - began
-
-
-def _all(count: int) -> None:
-    if count != _BLOCK:
-        raise OSError(28, "No space left on device")
 
 
 def _drop(descriptor: int) -> bool:

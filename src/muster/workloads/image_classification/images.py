@@ -261,7 +261,7 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Bytes are a quarter of what the model reads: `normalised` in train.py makes that of them, on the device.
     FAULTS is there where an image cannot be read: a list of (place, what). A sample that only fills up a
-    batch (worker/heldout.py: Filled) has an IGNORED label.
+    batch (worker/heldout.py: PaddedRows) has an IGNORED label.
     """
     batch: dict[str, Any] = {
         "pixel_values": torch.stack([each["pixels"] for each in samples]),

@@ -18,7 +18,7 @@ from muster.core.units import counted
 from muster.store import events
 from muster.store.lines import Skipped
 from muster.worker import answering
-from muster.worker.context import Context
+from muster.worker.context import Context, Emitter
 from muster.worker.together import check_alike, first_on_disk, gather
 from muster.worker.trainer import Trainer, wired
 from muster.worker.workloads.base import Built, HeldOut, limit_notes
@@ -51,19 +51,20 @@ CHECKED = 50_000  # images that a rank decodes before the training, to find thos
 class _Trainer(Trainer):
     """Muster's trainer, which normalises images on the device, and learns of those that could not be read."""
 
-    context: Context
-    preparation: Preparation
-    noted: set[str]
+    def __init__(self, *, preparation: Preparation, emit: Emitter, bad: str, **given: Any) -> None:
+        super().__init__(**given)
+        self.preparation, self.emit, self.bad = preparation, emit, bad
+        self.noted: set[str] = set()  # images that could not be read
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
         """Compute the loss of normalised images. An unreadable one does not count and is noted once, or ends
         the run. Raises DataError."""
         for place, what in inputs.pop(FAULTS, ()):
-            if data_of(self.context.recipe).bad == "error":
+            if self.bad == "error":
                 raise unreadable(place, what)
             if place not in self.noted:
                 self.noted.add(place)
-                self.context.emit(events.Noted, text=f"skipped in training: {place}: {what}")
+                self.emit(events.Noted, text=f"skipped in training: {place}: {what}")
         return super().compute_loss(model, self.normalised(inputs), *rest, **named)
 
     def normalised(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +87,9 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     model = make_model(context, parts.names)
     preparation = preparation_for(recipe, model.config)
     augmentation = Augmentation(data.flip, data.crop, recipe.train.seed) if data.flip or data.crop else None
-    limited = _some(parts.held_out, recipe.evaluate.limit)
+    limit, limited = recipe.evaluate.limit, parts.held_out
+    if limit and limit < len(limited):
+        limited = limited.only(spread(len(limited), limit))
     train = ImageSet(parts.train, preparation, augmentation)
     held_out = ImageSet(limited, preparation)
     skipped = Skipped()
@@ -110,10 +113,12 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         collator=collate,
         processing=preparation,
         sampler=EpochSampler,
+        preparation=preparation,
+        emit=context.emit,
+        bad=data.bad,
     )
-    trainer.context, trainer.preparation, trainer.noted = context, preparation, set()
     counter = ImageCounter(tokens_per_image(model.config))
-    notes = limit_notes(len(parts.held_out), recipe.evaluate.limit)
+    notes = limit_notes(len(parts.held_out), limit)
     questions = _questions(held_out.part, parts.names)
     return Built(trainer, counter, len(train), questions, skipped=skipped, notes=notes, finish=accept_colour)
 
@@ -123,10 +128,6 @@ def counts_of(parts: Parts) -> str:
     files, `muster prepare` compares."""
     train, held_out, names = len(parts.train), len(parts.held_out), len(parts.names)
     return f"{train:,} to train on and {held_out:,} held out, {counted(names, 'class')}"
-
-
-def _some(part: Shard, limit: int | None) -> Shard:
-    return part.only(spread(len(part), limit)) if limit and limit < len(part) else part
 
 
 def spread(count: int, limit: int) -> list[int]:

@@ -44,16 +44,21 @@ class Experience:
 
 class _Trainer(Means, Rollouts, Trainer):
     """Muster's trainer; each optimizer step begins with answers to its prompts, or goes on with those of the
-    step before. All micro-batches of a step are answered at once. Set `prompts`, `ppo` and `reference` as
-    well."""
+    step before. All micro-batches of a step are answered at once. `reference`: the model that the actor is
+    held to, which is never trained; None: the actor without its adapters."""
 
-    prompts: Prompts
-    ppo: Ppo
-    reference: Any = None  # None: the actor without its adapters
     loss_is_scaled_for_ga = True
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, *, ppo: Ppo, reference: Any, **given: Any) -> None:
         super().__init__(**given)
+        self.ppo, self.reference = ppo, reference
+        if reference is not None:  # in shards where the actor is
+            without_dropout(reference).requires_grad_(False)
+            self.reference = (
+                prepare_deepspeed(reference, self.accelerator)
+                if self.is_deepspeed_enabled
+                else self.accelerator.prepare_model(reference, evaluation_mode=True).eval()
+            )
         self._waiting: list[list[int]] = []  # prompts of micro-batches that are to be answered
         self._left = 0  # steps on the answers there are
         self._experiences: list[Experience] = []  # of this step's micro-batches, the next one first
@@ -64,6 +69,9 @@ class _Trainer(Means, Rollouts, Trainer):
     def generating(model: Any) -> Any:
         """Return the actor."""
         return model.actor
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Repeated:
+        return Repeated(self.sampler, self.ppo.epochs)
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Create Transformers' own optimizer, with a learning rate for the critic. DeepSpeed makes its own
@@ -237,12 +245,13 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         processing=tokenizer,
         grouped=recipe.padding_varies,
         own_loss=True,
+        encoding=encoding,
+        generation=generation,
+        prompts=train,
+        scorer=scorer,
+        ppo=recipe.ppo,
+        reference=reference,
     )
-    trainer.encoding, trainer.generation, trainer.scorer = encoding, generation, scorer
-    trainer.prompts, trainer.ppo = train, recipe.ppo
-    trainer.sampler = Repeated(trainer.sampler, recipe.ppo.epochs)
-    if reference is not None:
-        trainer.reference = _frozen(trainer, reference)
     set_seed(recipe.train.seed, device_specific=True)  # ranks draw different answers to the same prompt
     return Built(
         trainer,
@@ -256,14 +265,6 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         after=True,
         flops=False,  # of generation, mostly
     )
-
-
-def _frozen(trainer: Any, model: Any) -> Any:
-    """Prepare the reference, which is never trained: in shards where the actor is."""
-    without_dropout(model).requires_grad_(False)
-    if trainer.is_deepspeed_enabled:
-        return prepare_deepspeed(model, trainer.accelerator)
-    return trainer.accelerator.prepare_model(model, evaluation_mode=True).eval()
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:

@@ -27,7 +27,10 @@ class _Trainer(Trainer):
     """
 
     per_token = True
-    unmasked = parted = False
+
+    def __init__(self, *, unmasked: bool, parted: bool, **given: Any) -> None:
+        super().__init__(**given)
+        self.unmasked, self.parted = unmasked, parted
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
         """Compute as the trainer does, with the mask that the model needs: whether one masks anything is a
@@ -60,6 +63,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
     model = make_model(context, config, tokenizer, longest=encoding.sequence if whole else None)
     if data.packing:
         check_packing(config.model_type, model.config._attn_implementation)
+    parted = data.packing and config.model_type in BY_MASK
     trainer = wired(
         _Trainer,
         context,
@@ -77,8 +81,8 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         processing=tokenizer,
         grouped=data.padding == "dynamic",
         moved=True,
+        unmasked=(data.packing and not parted) or is_unmasked(model),
+        parted=parted,
     )
-    trainer.parted = data.packing and config.model_type in BY_MASK
-    trainer.unmasked = (data.packing and not trainer.parted) or is_unmasked(model)
     answered = executed(samples.held_out)
     return Built(trainer, count_learned, len(train), answered, train.cut, encoding.skipped, len(held), notes)

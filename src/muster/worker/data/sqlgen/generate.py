@@ -89,7 +89,8 @@ def _fill(folder: Path, manifest: Manifest) -> None:
         write_database(folder / _database(schema), schema, rows[schema.name])
     asked: set[str] = set()
     held = _validation(folder, rows, values, dice, manifest.validation, asked)
-    seen = _train(values, dice, manifest.train, asked)
+    pools = dict.fromkeys((schema.name for schema in SCHEMAS), SeenPool(values, dice))
+    seen = _examples(dice, pools, manifest.train, asked, lambda _schema, _sql: True)
     _write(folder / "validation.jsonl", held)
     _write(folder / "train.jsonl", seen)
     _write(folder / "manifest.json", [manifest])
@@ -114,18 +115,12 @@ def _validation(
         for schema in SCHEMAS:
             connection = sqlite3.connect(folder / _database(schema))
             connections[schema.name] = stack.enter_context(closing(connection))
-        return _examples(
-            dice, pools, count, asked, lambda schema, sql: _answers(connections[schema.name], sql)
-        )
 
+        def answers(schema: Schema, sql: str) -> bool:
+            rows = connections[schema.name].execute(sql)
+            return any(value not in (None, 0) for row in rows for value in row)
 
-def _train(values: Values, dice: Dice, count: int, asked: set[str]) -> list[Example]:
-    pools = dict.fromkeys((schema.name for schema in SCHEMAS), SeenPool(values, dice))
-    return _examples(dice, pools, count, asked, lambda _schema, _sql: True)
-
-
-def _answers(connection: sqlite3.Connection, sql: str) -> bool:
-    return any(value not in (None, 0) for row in connection.execute(sql) for value in row)
+        return _examples(dice, pools, count, asked, answers)
 
 
 def _examples(
@@ -217,17 +212,15 @@ def write_database(path: Path, schema: Schema, rows: Rows) -> None:
     """Create the SQLite file with its foreign keys."""
     with closing(sqlite3.connect(path)) as connection, connection:
         for table in schema.tables:
-            connection.execute(_create(table))
+            columns = ["id INTEGER PRIMARY KEY"]
+            for item in table.columns:
+                columns.append(f"{item.name} {'INTEGER' if item.is_number else 'TEXT'} NOT NULL")
+            for parent in table.parents:
+                columns.append(f"{parent}_id INTEGER NOT NULL REFERENCES {parent}(id)")
+            connection.execute(f"CREATE TABLE {table.name} ({', '.join(columns)})")
             names = list(rows[table.name][0])
             marks = ", ".join("?" for _ in names)
             connection.executemany(
                 f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({marks})",
                 [tuple(row.values()) for row in rows[table.name]],
             )
-
-
-def _create(table: SqlTable) -> str:
-    columns = ["id INTEGER PRIMARY KEY"]
-    columns += [f"{item.name} {'INTEGER' if item.is_number else 'TEXT'} NOT NULL" for item in table.columns]
-    columns += [f"{parent}_id INTEGER NOT NULL REFERENCES {parent}(id)" for parent in table.parents]
-    return f"CREATE TABLE {table.name} ({', '.join(columns)})"
