@@ -71,7 +71,10 @@ def by_chance(case: FaultCase, parts: Sequence[Component]) -> set[Fault]:
             row: [(host,) for host in readings.hosts[row]] + (list(readings.links(row)) if links else [])
             for row in rows
         }
-        if (len(faults) == 1 and len(left) < LEFT) or not _chance(units, slow, len(faults)):
+        halves = readings.splits.get(kind)
+        separate = halves is not None and halves.sure
+        few = len(faults) == 1 and len(left) < LEFT
+        if few or separate or not _chance(units, slow, len(faults)):
             sure.update(fault for fault, _ in faults)
     return {fault for faults in accused.values() for fault, _ in faults} - sure
 

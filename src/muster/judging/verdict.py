@@ -269,7 +269,7 @@ class _Hosts:
         if host in self.state.once:
             return _changed(base, reason=self._once(host, chance), settle=settle)
         if any(fault.where == (host,) for fault in self.state.chance):
-            words = "as many jobs are slow on any hosts, so that chance may have put slow ones on it"
+            words = "were slow jobs put on hosts by chance, as few hosts would often explain as many"
             return _changed(base, reason=f"suspected: {words}", settle=settle)
         suspected = "" if chance <= PROBABLY else "suspected: "
         return _changed(base, reason=f"{suspected}bad with a probability of {below(chance)}", settle=settle)
