@@ -2,12 +2,16 @@
 
     .venv/bin/python benchmarks/small_fleets.py [--fleets 60] [--hosts 12] [--waves 1]
     .venv/bin/python benchmarks/small_fleets.py --differ [--fleets 60]
+    .venv/bin/python benchmarks/small_fleets.py --groups [--fleets 60]
 
 All hosts are healthy. In a wave each runs a job alone, and each two neighbours run one together; the
 logarithms of their times have Gaussian noise. Prints a row for each deviation. The seeds are 0, 1, 2, ...
 
 `--differ`: hosts differ for good, and each runs three jobs alone with noise of 0.3 %. Prints a row for each
 number of hosts and each deviation, with how often one that is slower by 5 or 10 % is found.
+
+`--groups`: hosts run in random groups alone, some are slow, and noise is 0.4 %, or of another kind. Prints
+how often exactly the slow ones are accused, one of them is called fit, and a healthy host or link accused.
 """
 
 from __future__ import annotations
@@ -66,6 +70,63 @@ def print_differing(fleets: int) -> None:
             print(f"| {hosts} | {deviation:.1%} | {cells} |", flush=True)
 
 
+REDRAWN = "30 % of jobs are 8 % faster, on any hosts"
+EXPONENTIAL = "exponential noise of 3 %"
+UNIFORM = "uniform noise of 0 to 10 %"
+# Hosts, of a group, waves, slow hosts, by how much, how much waves differ, noise.
+GROUPS = (
+    (16, 8, 10, 2, 0.15, 0.0, ""),
+    (8, 4, 10, 2, 0.15, 0.0, ""),
+    (32, 8, 8, 3, 0.2, 0.0, ""),
+    (32, 8, 8, 4, 0.2, 0.0, ""),
+    (32, 8, 6, 3, 0.05, 0.0, ""),
+    (24, 4, 5, 3, 0.1, 0.0, ""),
+    (16, 4, 3, 2, 0.1, 0.0, ""),
+    (16, 4, 6, 2, 0.1, 0.03, ""),
+    (16, 4, 4, 0, 0.0, 0.03, ""),
+    *(
+        (*shape, 0, 0.0, 0.0, kind)
+        for kind in (REDRAWN, EXPONENTIAL, UNIFORM)
+        for shape in ((16, 8, 6), (8, 4, 6))
+    ),
+)
+
+
+def off(draw: random.Random, kind: str) -> float:
+    """Draw the noise of a job (log)."""
+    if kind == EXPONENTIAL:
+        return draw.expovariate(1 / 0.03)
+    if kind == UNIFORM:
+        return draw.uniform(0.0, 0.1)
+    return draw.gauss(0, 0.004) - (0.08 if kind == REDRAWN and draw.random() < 0.3 else 0.0)
+
+
+def print_groups(fleets: int) -> None:
+    """Print the table of hosts in groups alone."""
+    print("| hosts | waves | slow | by | waves differ by, or noise | named | called fit | healthy accused |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for count, size, waves, bad, by, hours, kind in GROUPS:
+        named, fit, wrong = 0, 0, 0
+        for seed in range(fleets):
+            draw = random.Random(f"{seed} {count} {size} {bad} {by} {waves}")
+            names = [f"n{number:02d}" for number in range(count)]
+            slow, jobs = set(draw.sample(names, bad)), []
+            for wave in range(waves):
+                order, pace = draw.sample(names, count), draw.gauss(0, hours)
+                for first in range(0, count, size):
+                    group = tuple(sorted(order[first : first + size]))
+                    seconds = math.exp(pace + off(draw, kind)) * (1 + by if slow & set(group) else 1)
+                    jobs.append(Observation(f"{wave}-{first}", group, seconds, work="w", moment=str(wave)))
+            found = judge(jobs, Topology.of(names, {}))
+            accused = {host for each in found.accused for host in each.subject}
+            named += accused == slow
+            fit += any(each.condition == "fit" and each.subject[0] in slow for each in found.hosts)
+            wrong += bool(accused - slow)
+        what = kind or (f"{hours:.0%}" if hours else "")
+        shares = " | ".join(f"{100 * each / fleets:.0f} %" for each in (named, fit, wrong))
+        print(f"| {count} in {size} | {waves} | {bad} | {by:.0%} | {what} | {shares} |", flush=True)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -73,7 +134,11 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=12)
     parser.add_argument("--waves", type=int, default=1)
     parser.add_argument("--differ", action="store_true", help="hosts that differ for good")
+    parser.add_argument("--groups", action="store_true", help="hosts that run in groups alone")
     chosen = parser.parse_args()
+    if chosen.groups:
+        print_groups(chosen.fleets)
+        return
     if chosen.differ:
         print_differing(chosen.fleets)
         return
