@@ -147,9 +147,49 @@ def test_a_switch_counts_as_one() -> None:
     assert below(seconds, jobs, base, Topology.of(hosts, {"s1": "abcd", "s2": "efghi"})) is not None
     assert below(seconds, jobs, base, Topology.of(hosts, {"s1": "abc", "s2": "efghi"})) is not None
     assert below(seconds, jobs, base, Topology.of(hosts, {})) is None
+    assert below(seconds, jobs, base, Topology.of(hosts, {"s": "abcdefghi"})) is None  # with fast ones
 
 
 @pytest.mark.parametrize("moments", [[""] * 10, [str(index) for index in range(10)]])
 def test_jobs_without_others_at_their_time_tell_nothing(moments: list[str]) -> None:
     seconds = [1.1 if "a" in own else 1.0 for own in HOSTS]
     assert side_by_side(seconds, HOSTS, moments, Topology.of("abcde", {})) is None
+
+
+def test_a_job_that_is_slower_than_usual_is_of_neither_cluster() -> None:
+    """A hiccup of a job on good hosts does not hide what tells the others apart."""
+    seconds = [1.1 if "a" in own else 1.0 for own in HOSTS]
+    base, topology = Baseline(1.1, 0.005, 6), Topology.of("abcde", {})
+    jobs, times = [*HOSTS, frozenset("bc")], [*seconds, 2.0]
+    halves = below(times, jobs, base, topology)
+    assert halves is not None and halves.good == set("bcde")
+    assert len(HOSTS) not in halves.fast + halves.slow
+
+
+def test_the_noise_of_slow_jobs_counts_for_fast_ones_too() -> None:
+    seconds = [1.1 if "a" in own else 1.0 + 0.001 * place for place, own in enumerate(HOSTS)]
+    quiet, noisy = Baseline(1.1, 0.002, 20), Baseline(1.1, 0.012, 20)
+    sigmas = []
+    for base in (quiet, noisy):
+        halves = below(seconds, HOSTS, base, Topology.of("abcde", {}))
+        assert halves is not None
+        made = halves.baseline(seconds, base)
+        assert made.seconds == pytest.approx(1.005, abs=0.005)
+        sigmas.append(made.sigma)
+    assert sigmas[0] < sigmas[1]
+
+
+def test_jobs_on_other_numbers_of_hosts_are_no_clusters() -> None:
+    """Pairs exchange less than fours do: the hosts of pairs alone are not the healthy ones."""
+    draw = random.Random(2)
+    hosts = [f"n{number}" for number in range(12)]
+    made = []
+    for wave in range(6):
+        pairs, fours = draw.sample(hosts[:6], 6), draw.sample(hosts[4:], 8)
+        groups = [pairs[first : first + 2] for first in (0, 2, 4)] + [fours[:4], fours[4:]]
+        pace = draw.gauss(0, 0.03)
+        for place, group in enumerate(groups):
+            seconds = math.exp(pace + gauss(draw)) * (1.0 if len(group) == 2 else 1.15)
+            made.append(Observation(f"{wave}-{place}", tuple(sorted(group)), seconds, moment=str(wave)))
+    found = judge(made, Topology.of(hosts, {}))
+    assert not found.accused and {each.condition for each in found.hosts} == {"fit"}
