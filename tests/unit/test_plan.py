@@ -684,6 +684,12 @@ def test_memory_of_samples_in_two_parts(recipe: str, tmp_path: Path) -> None:
     assert made.memory.samples == f"{96 if pair else 56} tokens, the longest of the data"
 
 
+def test_a_held_out_pair_may_be_the_longest(tmp_path: Path) -> None:
+    words = [*_words_of(tmp_path, "seq2seq", SHORT, 200), "data.max_source=512", "data.max_target=512"]
+    longest = load_recipe("seq2seq", words).survey({}).longest
+    assert longest is not None and (longest.tokens, longest.target) == (200, 201)  # with its end
+
+
 @pytest.mark.parametrize("recipe", ["ppo", "grpo"])
 def test_memory_of_answers_that_are_drawn_is_not_that_of_the_datas(recipe: str, tmp_path: Path) -> None:
     words = [*_words_of(tmp_path, recipe, SHORT, 0), "reward.execution=false", "reward.model=/judge"]
