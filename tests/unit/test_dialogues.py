@@ -503,3 +503,11 @@ def test_a_pair_that_fills_up_a_held_out_batch_counts_for_nothing() -> None:
     (figures,) = trainer._figures
     loss = math.log1p(math.exp(-0.5)) + math.log1p(math.exp(2.0))
     assert figures.tolist() == pytest.approx([loss, 1, 0.5 - 2.0, 2])
+
+
+def test_what_is_not_read_of_a_row_is_said_once() -> None:
+    """A message's own fields too; not those of a field that is not read as a whole."""
+    spoken = [{"role": "user", "content": "q", "rating": 1}, {"role": "assistant", "content": "a"}]
+    row = {"messages": spoken, "log": [{"role": "user", "content": "x", "at": 3}], "id": 7}
+    (note,) = Wanted().form.unread("rows", [("rows:1", row)])
+    assert note.rpartition(": ")[2].split(", ") == ["log", "id", "messages.rating"]

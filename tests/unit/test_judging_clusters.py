@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from muster.judging.baseline import Baseline
-from muster.judging.observation import Observation, Topology
+from muster.judging.observation import Observation, Settings, Topology
 from muster.judging.splits import below, side_by_side
 from muster.judging.verdict import Judgement, judge
 
@@ -92,6 +92,8 @@ def test_hosts_of_no_fast_job_are_not_known_to_be_fit() -> None:
     assert {name for name, each in conditions.items() if each.condition == "unknown"} == {"n1", "n4"}
     assert not found.accused and "2 of 10 jobs were" in conditions["n1"].reason
     assert (conditions["n1"].at_most or 0) > 0.12
+    patient = judge(made, Topology.of(hosts, {}), Settings(slow=0.2))  # by which none of them is slow
+    assert {each.condition for each in patient.hosts} == {"fit"}
 
 
 def test_quiet_hours_make_nobody_slow() -> None:
@@ -147,9 +149,33 @@ def test_a_switch_counts_as_one() -> None:
     assert below(seconds, jobs, base, Topology.of(hosts, {"s1": "abcd", "s2": "efghi"})) is not None
     assert below(seconds, jobs, base, Topology.of(hosts, {"s1": "abc", "s2": "efghi"})) is not None
     assert below(seconds, jobs, base, Topology.of(hosts, {})) is None
+    assert below(seconds, jobs, base, Topology.of(hosts, {"s": "abcdefghi"})) is None  # with fast ones
 
 
 @pytest.mark.parametrize("moments", [[""] * 10, [str(index) for index in range(10)]])
 def test_jobs_without_others_at_their_time_tell_nothing(moments: list[str]) -> None:
     seconds = [1.1 if "a" in own else 1.0 for own in HOSTS]
     assert side_by_side(seconds, HOSTS, moments, Topology.of("abcde", {})) is None
+
+
+def test_a_job_that_is_slower_than_usual_is_of_neither_cluster() -> None:
+    """A hiccup of a job on good hosts does not hide what tells the others apart."""
+    seconds = [1.1 if "a" in own else 1.0 for own in HOSTS]
+    base, topology = Baseline(1.1, 0.005, 6), Topology.of("abcde", {})
+    jobs, times = [*HOSTS, frozenset("bc")], [*seconds, 2.0]
+    halves = below(times, jobs, base, topology)
+    assert halves is not None and halves.good == set("bcde")
+    assert len(HOSTS) not in halves.fast + halves.slow
+
+
+def test_the_noise_of_slow_jobs_counts_for_fast_ones_too() -> None:
+    seconds = [1.1 if "a" in own else 1.0 + 0.001 * place for place, own in enumerate(HOSTS)]
+    quiet, noisy = Baseline(1.1, 0.002, 20), Baseline(1.1, 0.012, 20)
+    sigmas = []
+    for base in (quiet, noisy):
+        halves = below(seconds, HOSTS, base, Topology.of("abcde", {}))
+        assert halves is not None
+        made = halves.baseline(seconds, base)
+        assert made.seconds == pytest.approx(1.005, abs=0.005)
+        sigmas.append(made.sigma)
+    assert sigmas[0] < sigmas[1]

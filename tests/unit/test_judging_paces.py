@@ -271,3 +271,41 @@ def test_a_drift_is_said(tmp_path: Path) -> None:
         tmp_path, lambda _, job: [250 * (1.0, 1.06, 1.03, 1.0)[job] * draw.gauss(1, 0.003)] * 40, 4, 16
     )
     assert not slow_of(found) and any("drifts" in note and "gpt" in note for note in found.notes)
+
+
+# ---- steps that change as a job runs: its mean says how many of them it made ------------------------------
+
+
+@pytest.mark.parametrize(
+    ("grows", "other", "slower", "condition"),
+    [
+        (0.4, 240, 0.0, "unknown"),  # 16 % slower: more of the late steps, which are the slow ones
+        (0.4, 40, 0.0, "unknown"),
+        (-0.4, 40, 0.0, "unknown"),  # fewer of the late steps, which are the fast ones
+        (0.0, 240, 0.1, "slow"),  # steps are alike however many there are
+    ],
+)
+def test_jobs_of_steps_that_grow_are_compared_with_those_of_as_many(
+    grows: float, other: int, slower: float, condition: str, tmp_path: Path
+) -> None:
+    draw = random.Random(3)
+
+    def paces(number: int, job: int) -> list[float]:
+        last = number == 5
+        steps = [1 + grows * step / 120 for step in range(other if last else 120)]
+        return [100 * (1 + slower * last) * draw.gauss(1, 0.005) * each for each in steps]
+
+    found = nano_gpt(tmp_path, paces, jobs=2, hosts=6)
+    assert {each.hosts[0]: each.condition for each in found.hosts if each.condition != "fit"} == {
+        "n05": condition
+    }
+
+
+def test_where_no_number_of_steps_is_usual_all_are_compared(tmp_path: Path) -> None:
+    draw = random.Random(4)
+
+    def paces(number: int, job: int) -> list[float]:
+        return [100 * draw.gauss(1, 0.005) * (1 + 0.05 * step / 120) for step in range(80 + 15 * number)]
+
+    found = nano_gpt(tmp_path, paces, jobs=2, hosts=6)
+    assert not any(each.condition == "unknown" for each in found.hosts)

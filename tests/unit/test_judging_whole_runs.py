@@ -107,7 +107,7 @@ def test_rates_of_whole_runs_are_compared_where_these_have_as_many_steps(tmp_pat
     found = judged(tmp_path, logs)
     assert conditions(found) == {host: "unknown" if host == "node04" else "fit" for host in HOSTS}
     reason = next(each.reason for each in found.hosts if each.host == "node04")
-    assert "start-up" in reason
+    assert "how many steps" in reason
     assert all(
         any("start-up" in note for note in job.notes) == (job.hosts == ("node04",)) for job in found.jobs
     )

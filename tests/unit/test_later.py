@@ -137,7 +137,10 @@ def test_the_same_events_in_the_same_order(tmp_path: Path, ahead: Any, given: di
         (folder := tmp_path / str(on)).mkdir()
         said[on] = trained(folder, launched.setdefault(on, []), **given)
     assert said[True] == said[False]
-    assert sum(each.get("skipped", 0) for each in said[True]) == (STEPS // 3 if "skips" in given else 0)
+    windows = [each for each in said[True] if "skipped" in each]
+    skipped = sum(each["skipped"] for each in windows)
+    assert skipped == (STEPS // 3 if "skips" in given else 0)
+    assert sum(each["samples"] for each in windows) == 4 * (STEPS - skipped)  # two times two
     assert all(passes == 2 * step for step, passes in launched[False])
     later = {step for step, passes in launched[True] if passes == 2 * step + 1}
     assert later and later < {step for step, _ in launched[True]}  # not the last one, nor one before a save
@@ -318,6 +321,31 @@ def test_no_second_of_a_device_counts_twice(window: int, ahead: bool) -> None:
     assert meter.training_seconds == sum(each["seconds"] for each in windows) == 12.0
     assert (meter.evaluation_seconds, meter.saving_seconds) == (4 * 3.0, 2.0)
     assert device.wait() == 12.0 + 4 * 3.0 + 2.0
+
+
+def test_a_skipped_step_counts_for_the_seconds_of_training_alone() -> None:
+    """Of six steps, with 10, 20, ... tokens, a loss scaler skips the second and the last."""
+    windows: list[dict[str, Any]] = []
+    state = SimpleNamespace(global_step=0, max_steps=6)
+    control = SimpleNamespace(should_save=False, should_training_stop=False)
+    trainer: Any = SimpleNamespace(accelerator=SimpleNamespace(scaler=None))
+    context = context_of(lambda _, **content: windows.append(content), 3)
+    context.engine = SimpleNamespace(skipped_steps=lambda _: [0, 0, 1, 1, 1, 1, 2][state.global_step])
+    built = Built(trainer, lambda inputs: Counts(2, 10 * inputs["step"], 100), 12, [])
+    meter = Meter(context, built, Feed("cpu"), None, None)
+    device = meter.clock = Device()
+    meter.on_train_begin(None, state, control)
+    for step in range(1, 7):
+        meter.see({"step": step}, done=False)
+        device.given(0.25 if step in (2, 6) else 1.0)
+        state.global_step = step
+        meter.on_step_end(None, state, control)
+    names = ("steps", "skipped", "samples", "tokens", "padded_tokens", "seconds")
+    assert [tuple(each[name] for name in names) for each in windows] == [
+        (3, 1, 4, 40, 200, 2.0),
+        (3, 1, 4, 90, 200, 2.0),
+    ]
+    assert meter.training_seconds == 4.5 and meter.total_skipped == 2
 
 
 def test_numbers_may_be_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,15 @@ def test_no_number_of_hosts_on_which_the_job_does_not_fit(
     assert [each.value for each in reviewed if each.field == FASTEST] == ([found] if found else [])
 
 
+@pytest.mark.parametrize(("batch", "two"), [("12", True), ("9", False)])
+def test_no_number_of_hosts_that_the_global_batch_is_no_multiple_of(
+    planned: Any, batch: str, two: bool
+) -> None:
+    words = [f"batch.micro={int(batch) // 3}", f"batch.global={batch}"]
+    found = advice(planned(facts(a=100_000, b=100_000, c=1_000), *words))
+    assert any(each["value"] == "a, b" for each in found) is two
+
+
 def test_no_prediction_rather_than_a_wrong_one(planned: Any) -> None:
     assert advice(planned(facts(a=100_000, b=100_000))) == []  # nothing is slower
     assert advice(planned(facts(a=100_000, b=100_000, c=None))) == []  # a link that does not say

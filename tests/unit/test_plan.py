@@ -656,6 +656,7 @@ def test_memory_is_that_of_the_longest_sample_that_there_is(
         assert made.samples == f"{most:,} tokens, as long as the recipe lets one be" and made.lacking
         return
     assert made.samples == f"{longest:,} tokens, the longest of the data" and not made.lacking
+    assert planned(f"data.sequence={most}", told=UserFigures(len(train))) == made  # what is here, said again
     packed = planned(f"data.sequence={most}", "data.packing=true")  # which is full
     other = planned(f"data.sequence={most}", told=UserFigures(10_000))  # of data that are not here
     assert packed.device == other.device == planned(f"data.sequence={most}", "data.padding=fixed").device
@@ -681,6 +682,19 @@ def test_memory_of_samples_in_two_parts(recipe: str, tmp_path: Path) -> None:
     tokens = (48, 0) if pair else (32, 24)  # 20 + 20 + an end; 30 and 20 + an end, each in multiples of 8
     assert set(traced) == {tokens}
     assert made.memory.samples == f"{96 if pair else 56} tokens, the longest of the data"
+
+
+def test_a_held_out_pair_may_be_the_longest(tmp_path: Path) -> None:
+    words = [*_words_of(tmp_path, "seq2seq", SHORT, 200), "data.max_source=512", "data.max_target=512"]
+    longest = load_recipe("seq2seq", words).survey({}).longest
+    assert longest is not None and (longest.tokens, longest.target) == (200, 201)  # with its end
+
+
+@pytest.mark.parametrize("recipe", ["ppo", "grpo"])
+def test_memory_of_answers_that_are_drawn_is_not_that_of_the_datas(recipe: str, tmp_path: Path) -> None:
+    words = [*_words_of(tmp_path, recipe, SHORT, 0), "reward.execution=false", "reward.model=/judge"]
+    made = plan("l4:1", *words, "model.name=opt-125m", recipe=recipe).memory
+    assert made is not None and "the recipe" in (made.samples or "")
 
 
 def test_a_job_is_refused_by_its_longest_sample_and_not_by_what_the_recipe_allows(tmp_path: Path) -> None:

@@ -192,9 +192,10 @@ def test_a_list_that_python_cannot_hold(tmp_path: Path, value: str) -> None:
     assert (failure(path).where, failure(path).what[:11]) == (str(path), "is not JSON")
 
 
-def test_where_no_row_can_be_used_the_first_fault_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ['\n{"question": "q"}\n{}\n', "\nno JSON\nnor this\n"])
+def test_where_no_row_can_be_used_the_first_fault_is_named(content: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text('\n{"question": "q"}\n{}\n')
+    path.write_text(content)
     with pytest.raises(DataError) as caught:
         list(DATA.form.read([path], skip=lambda _: None))
     assert f"{path}:2" in (caught.value.hint or "")
@@ -297,3 +298,7 @@ def test_a_list_on_one_line(tmp_path: Path) -> None:
     rows = [{"input": "x" * (1 << 20), "target": str(n)} for n in range(18)]
     (tmp_path / "data.json").write_text(json.dumps(rows))
     assert [row for _, row in read_rows(tmp_path / "data.json")] == rows
+
+
+def test_fields_in_capital_letters_are_columns_that_are_read() -> None:
+    assert DATA.form.columns(["Question", "SQL", "id"]) == ["Question", "SQL"]

@@ -345,7 +345,7 @@ def test_a_hubs_rows_are_read_by_their_form(monkeypatch: pytest.MonkeyPatch) -> 
         {"prompt": "\n\nHuman: A\n\nAssistant:", "response": " r", "chosen": " b", "rejected": " c"},
         {"prompt": "\n\nHuman: B\n\nAssistant:", "response": " r", "chosen": " b", "rejected": " b"},
     ]
-    parts = {"train": rows, "test": rows[:1], "other": rows[1:]}
+    parts = {"train": rows, "validation": [], "test": rows[:1], "other": rows[1:]}
     monkeypatch.setattr(hub, "load", lambda *_, **__: {k: Dataset.from_list(v) for k, v in parts.items()})
     place = ("Dahoas/rm-static", None, Splits())
     read = partial(hub.hub_samples, Wanted(pairs=True).form, *place)

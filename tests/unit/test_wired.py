@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from muster.worker import arithmetic, main, uneven  # noqa: E402
 from muster.worker.engine import EngineRuntime  # noqa: E402
 from muster.worker.loss import FusedHead  # noqa: E402
-from muster.worker.trainer import TrainerBase, wired  # noqa: E402
+from muster.worker.trainer import TrainerBase, adjust_model, wired  # noqa: E402
 
 
 class Plain(EngineRuntime):
@@ -184,3 +184,14 @@ def test_an_optimizer_of_deepspeed_decays_what_every_engine_decays() -> None:
     assert {id(each) for each in plain["params"]} == {
         id(each) for each in (first.bias, norm.weight, norm.bias, last.bias)
     }
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_models_dropout_stays_where_the_recipe_wants_it(wanted: bool) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5))
+    context = context_of("cpu")
+    kept = {name: getattr(context.recipe, name) for name in ("keeps_half", "computes_half", "precision")}
+    context.recipe = SimpleNamespace(dropout=wanted, **kept)
+    adjust_model(context, model)
+    assert bool((model(torch.ones(64)) == 0).any()) is wanted
