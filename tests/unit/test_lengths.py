@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,18 @@ from muster.core.recipes import load_recipe
 WORDS = ("select", "from", "a1", "é", "ﬁ", "½", "…", "日本", "\t", "Foo", "bar-baz", "'x'", "10.5", "  ")
 STRANGE = (*WORDS, "<", "{")  # what some tokenizers have no token for
 DICE = random.Random(1)
+
+
+@dataclass
+class _Sized:
+    """A tokenizer of so many tokens."""
+
+    size: int
+    pad_token_id: int = 0
+    eos_token_id: int = 1
+
+    def __len__(self) -> int:
+        return self.size
 
 
 def _text(most: int, words: tuple[str, ...] = WORDS) -> str:
@@ -78,3 +92,33 @@ def test_no_sample_is_longer_than_the_longest(kind: str, strange: bool, tmp_path
     rank = learned(load_samples(told).train, Templates(tokenizer), Fitting(512), "answers", None)
     longest = told.survey({"model_type": "llama"}).longest
     assert longest is not None and 0 <= longest.tokens - max(rank.lengths) <= 1
+
+
+def test_a_vocabulary_of_the_recipe_is_never_made_smaller() -> None:
+    """As for decoders: the plan and the ranks have what is given, or the tokenizer's where that is more."""
+    pytest.importorskip("torch")
+    from muster.workloads.seq2seq.model import make_config
+
+    config = {"model_type": "t5", "d_model": 16, "vocab_size": 100}
+    for size, made in ((45, 100), (120, 120)):
+        recipe = load_recipe("seq2seq", ["model.name=null", "model.init=random", f"model.config={config}"])
+        context: Any = SimpleNamespace(recipe=recipe)
+        assert make_config(context, _Sized(size)).vocab_size == made
+
+
+def test_lengths_that_no_tokenizer_counted_are_not_known(tmp_path: Path) -> None:
+    """Without a tokenizer tokens are a guess, and a chat template adds its own: times are for the longest."""
+    pytest.importorskip("torch")
+    _tokenizer("bpe", tmp_path)
+    rows = [{"input": _text(40), "target": _text(15)} for _ in range(20)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    given = [f"data.path={file}", "data.generated=null", "data.validation_fraction=0"]
+    for tokenizer, counted in ((tmp_path, True), ("an/unknown-one", False)):
+        pairs = load_recipe("seq2seq", [*given, f"model.tokenizer={tokenizer}"])
+        assert bool(pairs.survey({}).lengths) == counted
+    words = [("user", "input"), ("assistant", "target")]
+    chats = [{"messages": [{"role": role, "content": row[key]} for role, key in words]} for row in rows]
+    file.write_text("\n".join(map(json.dumps, chats)))
+    told: Any = load_recipe("sft", [*given, f"model.tokenizer={tmp_path}", "data.sequence=512"])
+    assert told.survey({"model_type": "llama"}).lengths == () and told.survey(None).some

@@ -45,6 +45,13 @@ def test_no_copy_waits_and_cuda_graphs_are_what_the_compiler_is_asked_for() -> N
     assert given["accelerator_config"] == {"non_blocking": False}
 
 
+@pytest.mark.parametrize("most", [1, 64])
+def test_held_out_batches_are_no_larger_than_those_of_training(most: int) -> None:
+    """The logits of larger ones may not fit beside what was planned."""
+    context = context_of(evaluate={"batch": most})
+    assert main.training_arguments(context)["per_device_eval_batch_size"] == context.batch.micro
+
+
 def test_what_an_engine_adds_stands_beside() -> None:
     given = {"bf16": False, "accelerator_config": {"non_blocking": True}}
     own = {"bf16": True, "accelerator_config": {"split_batches": True}}

@@ -93,7 +93,7 @@ def build(
         context,
         named.pop("model"),
         make_arguments(
-            **{**arguments, "per_device_eval_batch_size": context.batch.micro}, disable_dropout=True, **own
+            **arguments, disable_dropout=True, **own
         ),
         train=train,
         held_out=held,

@@ -214,7 +214,8 @@ class DialogueRecipe(Recipe):
         recipe lets them be."""
         some, of = read.some, read.samples or 0
         by = counter(self.model, lambda: (text for each in some for text in texts_of(each)))
-        exact = by.exact and not any(each.chat for each in (*some, *read.whole))  # a template adds its own
+        chat = any(each.chat for each in (*some, *read.whole))  # a template adds its own
+        exact = by.exact and not chat
         prompts, wholes = _sizes(some, by)
         (limit, key), longest = self.longest_prompt(config), self.sequence(config)
         notes = list(read.notes)
@@ -230,7 +231,8 @@ class DialogueRecipe(Recipe):
                 f"{excess[0]} samples are longer than data.sequence={longest:,} tokens and lose the end of "
                 f"an answer; the longest has {excess[1]:,}"
             )
-        lengths = tuple((min(whole, longest),) * (2 if self.pairs else 1) for whole in fits)
+        counted = [] if by.by_bytes or chat else fits
+        lengths = tuple((min(whole, longest),) * (2 if self.pairs else 1) for whole in counted)
         most = None
         if exact and read.whole and self.answered:
             tokens = by.added + max(1, *_sizes(read.whole, by)[1])  # a prompt's begin, and at least its end

@@ -257,7 +257,7 @@ def _time_plan(
         assumed.append(
             "steps are for the longest samples; with dynamic padding they are shorter"
             if setting.mean_tokens is None
-            else f"steps are for samples of {setting.tokens:.0f} tokens, the mean with padding"
+            else f"steps are for samples of about {setting.tokens:.0f} tokens, the mean with padding"
         )
     watts = device.watts if counted and fewer is None else None
     tokens = step.samples_per_second * setting.tokens if decided.recipe.tokenized else None

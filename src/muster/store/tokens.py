@@ -75,6 +75,11 @@ class Counter:
     ended: int = 1
     unknown: Callable[[str], bool] = lambda character: True
 
+    @property
+    def by_bytes(self) -> bool:
+        """Whether no tokenizer is here, so that tokens are a guess."""
+        return self.count is _by_bytes
+
     def writes(self, text: str) -> bool:
         """Return whether it has a token for every character: ranks may add others, and count anew."""
         return not any(map(self.unknown, sorted(set(text))))

@@ -21,7 +21,7 @@ def training_arguments(context: Context) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "output_dir": str(context.checkpoints),
         "per_device_train_batch_size": context.batch.micro,
-        "per_device_eval_batch_size": max(context.batch.micro, evaluate.batch),
+        "per_device_eval_batch_size": context.batch.micro,  # larger batches of logits might not fit
         "gradient_accumulation_steps": context.batch.accumulation,
         "num_train_epochs": train.epochs,
         "max_steps": train.max_steps or -1,

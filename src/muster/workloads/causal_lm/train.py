@@ -63,12 +63,11 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         train, held_out = _packed(recipe, tokens, sequence)
     else:
         train, held_out = _synthetic(context, config, sequence)
-    micro = context.batch.micro  # also for held-out text: larger batches of logits might not fit
     trainer = wired(
         _Trainer,
         context,
         model,
-        TrainingArguments(**{**arguments, "per_device_eval_batch_size": micro}),
+        TrainingArguments(**arguments),
         train=train,
         held_out=held_out,
         lengths=[sequence] * len(train),

@@ -100,7 +100,8 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         raise DataError("no training image can be read", where=data.path or data.name)
     if not len(held_out) and len(limited):
         raise DataError("no held-out image can be read", where=data.path or data.name)
-    share = min(arguments["per_device_eval_batch_size"], max(1, -(-len(held_out) // context.world_size)))
+    most = max(context.batch.micro, context.recipe.evaluate.batch)
+    share = min(most, max(1, -(-len(held_out) // context.world_size)))
     arguments = {**arguments, "per_device_eval_batch_size": share, "label_names": ["labels"]}
     trainer = wired(
         _Trainer,

@@ -87,7 +87,7 @@ def make_config(context: Context, tokenizer: Any) -> Any:
         return load_from(AutoConfig.from_pretrained, spec.name, "model.name", **fields)
     fields = {"model_type": "t5", **(size_fields or {}), **fields}
     kind = fields.pop("model_type")
-    fields["vocab_size"] = max(len(tokenizer), int(fields.get("vocab_size", 0)) if size_fields else 0)
+    fields["vocab_size"] = max(len(tokenizer), int(fields.get("vocab_size") or 0))
     if tokenizer.pad_token_id is not None:
         fields.setdefault("pad_token_id", tokenizer.pad_token_id)
         fields.setdefault("decoder_start_token_id", tokenizer.pad_token_id)

@@ -211,7 +211,8 @@ print(words.decode(made[0], skip_special_tokens=True, clean_up_tokenization_spac
                     f"longest has {excess[1]:,}"
                 )
         most = Lengths(*longest) if longest else None
-        return replace(read, notes=tuple(notes), lengths=tuple(zip(*parts, strict=True)), longest=most)
+        pairs = () if counted.by_bytes else tuple(zip(*parts, strict=True))
+        return replace(read, notes=tuple(notes), lengths=pairs, longest=most)
 
     def lengths(self, config: Mapping[str, Any] | None) -> Lengths:
         """Return the recipe's limits of inputs and targets."""

@@ -68,7 +68,7 @@ def build(context: Context, arguments: dict[str, Any]) -> Built:
         _Trainer,
         context,
         model,
-        TrainingArguments(**{**arguments, "per_device_eval_batch_size": context.batch.micro}),
+        TrainingArguments(**arguments),
         train=train,
         held_out=held,
         lengths=train.lengths,
