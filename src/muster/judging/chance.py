@@ -5,8 +5,8 @@ hosts), one of a few hosts has only slow jobs sooner or later, and is accused. A
 model of noise (Fisher, The Design of Experiments, 1935): the slow jobs are drawn anew among all jobs of their
 class; where as few hosts explain as many of them in more than one draw of a hundred, nobody is accused.
 
-A single fault that explains all but one of the slow jobs stands: that faults are rarer than noise is known
-beforehand. So does one that shows on the host alone, where no other host can be the cause.
+A single fault that is always there and explains all but one of the slow jobs stands: that faults are rarer
+than noise is known beforehand. So does one that shows on the host alone: no other host can be the cause.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from muster.judging.readings import STANDS_OUT
 
 DRAWS = 400
 CHANCE = 0.01  # of draws
+OF_PARTS = 0.2  # of draws, where one of several is bad, and none is accused
+FEWEST = 8  # jobs, of which a part's slow ones are drawn: of fewer, any draw is like the other
 LEFT = 2  # slow jobs without an explanation, from where on a single fault is doubted
 FAST = 0.5  # of half of a fault's slowdown: what is slower is not a fast job
 _Unit = tuple[int, ...]  # a host, or a link
@@ -73,21 +75,46 @@ def by_chance(case: FaultCase, parts: Sequence[Component]) -> set[Fault]:
         }
         halves = readings.splits.get(kind)
         separate = halves is not None and halves.sure
-        few = len(faults) == 1 and len(left) < LEFT
-        if few or separate or not _chance(units, slow, len(faults)):
+        few = len(faults) == 1 and len(left) < LEFT and faults[0][0].kind != "intermittent"
+        at_times = any(fault.kind == "intermittent" for fault, _ in faults)
+        if few or separate or not _chance(units, slow, len(faults), at_times=at_times):
             sure.update(fault for fault, _ in faults)
     return {fault for faults in accused.values() for fault, _ in faults} - sure
 
 
-def _chance(units: Mapping[int, Sequence[_Unit]], slow: Mapping[int, float], most: int) -> bool:
-    """Return whether as few units explain slow readings as well where these are drawn anew."""
-    counts = Counter(unit for own in units.values() for unit in own)
+def part_by_chance(case: FaultCase, part: Component) -> bool:
+    """Return whether chance may have put the slow jobs of a part on the hosts or links that it suspects."""
+    readings, best = case.readings, part.explanations[0]
+    if any(readings.alone[row] or readings.failed(row) for row in part.rows):
+        return False
+    kinds = {readings.kind[row] for row in part.rows}
+    by = min([readings.value[row] for row in part.rows])
+    units = {
+        row: [(host,) for host in readings.hosts[row]] + list(readings.links(row))
+        for row, kind in enumerate(readings.kind)
+        if kind in kinds and not readings.alone[row] and not readings.failed(row)
+    }
+    slow = {row: 2 * readings.value[row] / by for row in part.rows}
+    return len(units) >= FEWEST and _chance(units, slow, max(1, len(best.faults)), limit=OF_PARTS)
+
+
+def _chance(
+    units: Mapping[int, Sequence[_Unit]],
+    slow: Mapping[int, float],
+    most: int,
+    *,
+    limit: float = CHANCE,
+    at_times: bool = False,
+) -> bool:
+    """Return whether as few units explain slow readings as well where these are drawn anew, in more than this
+    share of draws. `at_times`: fast ones are no evidence against a unit."""
+    counts = Counter[_Unit]() if at_times else Counter(unit for own in units.values() for unit in own)
     explained = _explained(units, slow, counts, most)
     draw, rows, chance = random.Random(0), list(units), 0
     for _ in range(DRAWS):
         drawn = dict(zip(draw.sample(rows, len(slow)), slow.values(), strict=True))
         chance += _explained(units, drawn, counts, most) >= explained
-        if chance > CHANCE * DRAWS:
+        if chance > limit * DRAWS:
             return True
     return False
 

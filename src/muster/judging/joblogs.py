@@ -181,18 +181,17 @@ def _measured_alike(logs: Sequence[JobLog]) -> list[JobLog]:
             courses.setdefault((work_of(log), len(log.hosts)), []).append(index)
     for members in courses.values():
         halves = [each.halves for index in members if (each := alike[index].measured) and each.halves]
-        grows = statistics.median([abs(math.log(second / first)) for first, second in halves]) > LEAST
-        others = _of_other_length(alike, members) if grows else []
-        if 2 * len(others) < len(members):
-            for index in others:
+        grows = statistics.median([abs(math.log(second / first)) for first, second in halves])
+        if grows > LEAST:  # so much do the means of jobs differ by their lengths
+            for index in _of_other_length(alike, members, LEAST / 2 / grows):
                 alike[index] = _as_long_as_it(alike[index], OF_OTHER_COURSE)
     return alike
 
 
-def _of_other_length(logs: Sequence[JobLog], members: Sequence[int]) -> list[int]:
-    """Return those of another number of steps than is usual for them."""
+def _of_other_length(logs: Sequence[JobLog], members: Sequence[int], most: float = SIZED) -> list[int]:
+    """Return those of another number of steps than is usual for them, by more than this share of it."""
     usual = statistics.median([logs[index].steps or 0 for index in members] or [0])
-    return [index for index in members if abs((logs[index].steps or 0) - usual) > SIZED * usual]
+    return [index for index in members if abs((logs[index].steps or 0) - usual) > most * usual]
 
 
 def _as_long_as_it(log: JobLog, note: str) -> JobLog:

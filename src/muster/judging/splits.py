@@ -29,7 +29,7 @@ _Hosts = frozenset[str]
 
 class Split(NamedTuple):
     """Jobs of a class in two clusters. `faster`: by how much (log) one is faster; `fast`, `slow`: the jobs,
-    by index; `good`: the hosts of fast jobs; `sure`: hosts tell them apart by more than chance."""
+    by index; `good`: the hosts of the fastest; `sure`: hosts tell them apart by more than chance."""
 
     faster: float
     fast: tuple[int, ...]
@@ -100,7 +100,10 @@ def _split(
         if chance > CHANCE * TRIES:
             break
     middles = [statistics.median([offs[index] for index in side]) for side in (fast, slow)]
-    good: _Hosts = frozenset().union(*[hosts[index] for index in fast])
+    # Of fast jobs that are in clusters again, as of two kinds of hardware, the fastest are good.
+    paces = [off for off in ordered if off < cut]
+    wide = next((a for a, b in pairwise(paces) if b - a > reach), cut)
+    good: _Hosts = frozenset().union(*[hosts[index] for index in fast if offs[index] <= wide])
     return Split(middles[1] - middles[0], fast, slow, good, chance <= CHANCE * TRIES)
 
 

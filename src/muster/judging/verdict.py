@@ -12,6 +12,7 @@ from muster.core.units import counted, format_slower
 from muster.judging.alike import SlowerGroup
 from muster.judging.ask import next_wave
 from muster.judging.baseline import FLOOR, Baseline, JobClass
+from muster.judging.chance import part_by_chance
 from muster.judging.document import Condition, Evidence, Subject, Verdict, looked_at
 from muster.judging.explain import Component, FaultExplanation, blamed, shown_by
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
@@ -23,6 +24,7 @@ from muster.judging.splits import Split
 SHOWN = 6  # readings given as evidence
 WHICH_HARDWARE = "which hardware each host has: jobs of unlike hardware are not compared"
 UNSTEADY = 4.0  # times the deviation of most hosts' jobs of a kind that a fit host's own may have
+UNLIKE = 2.0  # errors that a fault's likeliest size is from the middle of its jobs, at most
 PROBABLY = 0.25  # of a host that is bad with no more than this probability: probably fit
 
 
@@ -110,8 +112,9 @@ def _one_of(state: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[str,
                 else:
                     subjects += [state.topology.hosts[host] for host in fault.where]
         names = tuple(sorted(set(subjects), key=lambda name: state.topology.index.get(name, -1)))
-        blamed_already = any(set(each) & set(names) for each in accused) or _one_job(state, part)
-        if 1.0 - none >= state.settings.convict and len(names) > 1 and not blamed_already:
+        if 1.0 - none < state.settings.convict or len(names) < 2 or _one_job(state, part):
+            continue
+        if not any(set(each) & set(names) for each in accused) and not part_by_chance(state.case, part):
             groups.append(names)
     return tuple(groups)
 
@@ -191,7 +194,12 @@ def _size(state: Posterior, fit: Fit) -> tuple[Condition, float | None, float | 
     if 2 * len(failures) >= len(mine) or fit.by >= FAILED:
         return "failing", None, None
     spread = [readings.sigma[row] for row in mine if row not in failures]
-    return "slow", math.expm1(fit.by), math.exp(fit.by) * max(spread) / math.sqrt(len(spread))
+    by, error = fit.by, max(spread) / math.sqrt(len(spread))
+    values = [readings.value[row] for row, its in fit.expects if its == by and row not in failures]
+    if len(values) > 2 and abs(by - statistics.median(values)) > UNLIKE * error:
+        # The likeliest size is that of some of the jobs: noise is not what was learned.
+        by, error = statistics.median(values), max(error, statistics.stdev(values) / math.sqrt(len(values)))
+    return "slow", math.expm1(by), math.exp(by) * error
 
 
 class _Hosts:
