@@ -23,7 +23,11 @@ class Evaluate(Section):
     limit: PositiveInt | None = Field(
         None, description="Evaluate on at most this many held-out samples. Null: all of them."
     )
-    batch: PositiveInt = Field(64, description="Samples per rank and forward pass of an evaluation.")
+    batch: PositiveInt = Field(
+        64,
+        description="Samples per rank and forward pass where answers are drawn or images are classified. The "
+        "held-out loss of text has batch.micro.",
+    )
     max_new_tokens: PositiveInt | None = Field(
         None, description="Longest generated answer in tokens. Null: the workload's own limit."
     )

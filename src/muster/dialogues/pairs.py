@@ -92,9 +92,7 @@ def build(
         kind,
         context,
         named.pop("model"),
-        make_arguments(
-            **arguments, disable_dropout=True, **own
-        ),
+        make_arguments(**arguments, disable_dropout=True, **own),
         train=train,
         held_out=held,
         lengths=train.lengths,

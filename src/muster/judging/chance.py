@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from muster.judging.baseline import JobClass
 from muster.judging.explain import Component, shown_by, would_slow
@@ -22,7 +22,7 @@ from muster.judging.readings import STANDS_OUT
 
 DRAWS = 400
 CHANCE = 0.01  # of draws
-OF_PARTS = 0.2  # of draws, where one of several is bad, and none is accused
+OF_PARTS = 0.2  # where one of several is bad, none is accused, and no slow job is left
 FEWEST = 8  # jobs, of which a part's slow ones are drawn: of fewer, any draw is like the other
 LEFT = 2  # slow jobs without an explanation, from where on a single fault is doubted
 FAST = 0.5  # of half of a fault's slowdown: what is slower is not a fast job
@@ -61,23 +61,18 @@ def by_chance(case: FaultCase, parts: Sequence[Component]) -> set[Fault]:
         ]
         by = min(fit.by for _, fit in faults)
         slow = {row: weight for row in rows if (weight := 2 * readings.value[row] / by) > FAST}
-        left = [
-            row
-            for row, weight in slow.items()
-            if weight >= 1
-            and readings.deviations(row) > STANDS_OUT
-            and not any(would_slow(case, fault, readings.hosts[row]) for fault, _ in faults)
-        ]
+        clear = [row for row in slow if slow[row] >= 1 and readings.deviations(row) > STANDS_OUT]
+        left = _left(case, clear, [fault for fault, _ in faults])
         links = any(fault.kind == "link" for fault, _ in faults)
         units: dict[int, list[_Unit]] = {
             row: [(host,) for host in readings.hosts[row]] + (list(readings.links(row)) if links else [])
             for row in rows
         }
-        halves = readings.splits.get(kind)
-        separate = halves is not None and halves.sure
-        few = len(faults) == 1 and len(left) < LEFT and faults[0][0].kind != "intermittent"
+        clusters = readings.clusters.get(kind)
         at_times = any(fault.kind == "intermittent" for fault, _ in faults)
-        if few or separate or not _chance(units, slow, len(faults), at_times=at_times):
+        stands = len(faults) == 1 and len(left) < LEFT and not at_times
+        stands = stands or (clusters is not None and clusters.sure)
+        if stands or not _chance(units, slow, len(faults), at_times=at_times):
             sure.update(fault for fault, _ in faults)
     return {fault for faults in accused.values() for fault, _ in faults} - sure
 
@@ -95,7 +90,14 @@ def part_by_chance(case: FaultCase, part: Component) -> bool:
         if kind in kinds and not readings.alone[row] and not readings.failed(row)
     }
     slow = {row: 2 * readings.value[row] / by for row in part.rows}
-    return len(units) >= FEWEST and _chance(units, slow, max(1, len(best.faults)), limit=OF_PARTS)
+    limit = OF_PARTS if len(_left(case, part.rows, best.faults)) < LEFT else CHANCE
+    return len(units) >= FEWEST and _chance(units, slow, max(1, len(best.faults)), limit=limit)
+
+
+def _left(case: FaultCase, rows: Iterable[int], faults: Sequence[Fault]) -> list[int]:
+    """Return the readings that none of the faults can slow."""
+    hosts = case.readings.hosts
+    return [row for row in rows if not any(would_slow(case, fault, hosts[row]) for fault in faults)]
 
 
 def _chance(

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from muster.judging import splits
 from muster.judging.alike import KINDS, REACH, SlowerGroup, apart, hosts_alike
 from muster.judging.baseline import Baseline, JobClass
 from muster.judging.chance import by_chance
+from muster.judging.clusters import by_moments
 from muster.judging.detrend import moments_of, side_by_side
 from muster.judging.explain import Component, explain, outstanding, rests_on_one_job, shown_by, switch_faults
 from muster.judging.faults import OF_HOSTS, Fault, FaultCase, Fit
@@ -84,9 +84,9 @@ def localise(
         for spell in (events := spells(readings, moments, topology)):
             for row in spell.rows:
                 readings.sigma[row] = max(readings.sigma[row], readings.value[row])
-        for kind, halves in readings.splits.items():
-            if halves.sure:
-                good[kind.work] = good.get(kind.work, frozenset()) | halves.good
+        for kind, clusters in readings.clusters.items():
+            if clusters.sure:
+                good[kind.work] = good.get(kind.work, frozenset()) | clusters.good
         groups = hosts_alike(observations, readings, topology, settings, good) if left else []
         if not groups:
             break
@@ -161,10 +161,38 @@ def _slowed(
     """Return the jobs, by index, that a switch slows, or a few hosts, as far as can be seen without moments,
     and by how much (log; infinite: not known); and by work, the hosts of jobs that these do not slow. The
     jobs of a moment are on different hosts, but most of them may be slow: such jobs do not count for it."""
+    slowed: dict[int, float] = {}
+    good: dict[str, frozenset[str]] = {}
     if len(set(moments) - {""}) < 2:
-        return {}, {}
-    readings, _ = read(side_by_side(observations, []), topology, stored)
-    case = FaultCase(readings, topology, settings)
+        return slowed, good
+    if topology.switches:
+        slowed = dict.fromkeys(_slowed_by_switches(observations, topology, settings, stored), math.inf)
+    classes: dict[tuple[str, int], list[int]] = {}
+    for index, each in enumerate(observations):
+        if each.seconds is not None and each.outcome.good and len(each.hosts) > 1:
+            classes.setdefault((each.work, len(each.hosts)), []).append(index)
+    for (work, _), own in classes.items():
+        jobs = [observations[index] for index in own]
+        clusters = by_moments(
+            [each.seconds or 0.0 for each in jobs],
+            [frozenset(each.hosts) for each in jobs],
+            [moments[index] for index in own],
+            topology,
+        )
+        if clusters is not None and clusters.sure:
+            slowed |= {own[place]: clusters.faster for place in clusters.slow}
+            good[work] = good.get(work, frozenset()) | clusters.good
+    return slowed, good
+
+
+def _slowed_by_switches(
+    observations: Sequence[Observation],
+    topology: Topology,
+    settings: Settings,
+    stored: Mapping[JobClass, Baseline] | None,
+) -> set[int]:
+    """Return the jobs, by index, that a switch slows as far as can be seen without moments."""
+    case = FaultCase(read(side_by_side(observations, []), topology, stored)[0], topology, settings)
     rows: set[int] = set()
     needed = 0
     for _, more in sorted(switch_faults(case, outstanding(case)), key=lambda each: -len(each[1])):
@@ -172,25 +200,8 @@ def _slowed(
             rows |= more
             needed += 1
     if needed > max(1, len(topology.switches) // 4):  # many that look slow: it is the moments that are
-        rows = set()
-    slowed = {readings.source[row]: math.inf for row in rows}
-    classes: dict[tuple[str, int], list[int]] = {}
-    for index, each in enumerate(observations):
-        if each.seconds is not None and each.outcome.good and len(each.hosts) > 1:
-            classes.setdefault((each.work, len(each.hosts)), []).append(index)
-    good: dict[str, frozenset[str]] = {}
-    for (work, _), own in classes.items():
-        jobs = [observations[index] for index in own]
-        halves = splits.side_by_side(
-            [each.seconds or 0.0 for each in jobs],
-            [frozenset(each.hosts) for each in jobs],
-            [moments[index] for index in own],
-            topology,
-        )
-        if halves is not None and halves.sure:
-            slowed |= {own[place]: halves.faster for place in halves.slow}
-            good[work] = good.get(work, frozenset()) | halves.good
-    return slowed, good
+        return set()
+    return {case.readings.source[row] for row in rows}
 
 
 def _suspects(parts: Sequence[Component]) -> dict[int, float]:

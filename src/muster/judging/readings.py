@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 
 from muster.core.robust import MAD
 from muster.judging.baseline import FEWEST, FLOOR, KEPT, Baseline, JobClass, fleet_baselines
+from muster.judging.clusters import Clusters, by_baseline
 from muster.judging.course import slow_halves
 from muster.judging.detrend import Detrended
 from muster.judging.noise import PRIOR, RARE, Hiccups, NoiseTail, learn, learn_hiccups
 from muster.judging.observation import Link, Observation, Settings, Topology, ring_links
-from muster.judging.splits import Split, below
 
 CRASH = 9.2  # a job dies by chance: 1 in 10,000, until more are seen
 # The assumption, in jobs: it counts for the fewer the more are seen.
@@ -64,7 +64,7 @@ class Readings:
     class. `half`: those of jobs that were slow in one half. `hiccups`: what slows jobs and does not last;
     `only`: the one reading that they were learned from, to which they do not apply. `slow`, `fast`: the noise
     on either side. `spread`: by work, the standard deviation of what healthy hosts differ by; `freedom`: its
-    degrees of freedom, where a few hosts show it. `splits`: classes of which some jobs are faster."""
+    degrees of freedom, where a few hosts show it. `clusters`: of classes of which some jobs are faster."""
 
     value: list[float] = field(default_factory=list)
     sigma: list[float] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Readings:
     fast: NoiseTail = PRIOR
     spread: dict[str, float] = field(default_factory=dict)
     freedom: dict[str, float] = field(default_factory=dict)
-    splits: Mapping[JobClass, Split] = field(default_factory=dict)
+    clusters: Mapping[JobClass, Clusters] = field(default_factory=dict)
 
     def add(
         self,
@@ -173,7 +173,7 @@ def _times(
 
 def _baselines(
     observations: Sequence[Observation], topology: Topology, stored: Mapping[JobClass, Baseline] | None
-) -> tuple[dict[JobClass, Baseline], dict[JobClass, Split]]:
+) -> tuple[dict[JobClass, Baseline], dict[JobClass, Clusters]]:
     """Return the baseline of every class. Where all jobs that look normal have a host in common, and others
     are faster or there are none, it may be this host that is not normal: then from the jobs without it.
     The classes of which some jobs are faster, and few hosts tell which, are returned too."""
@@ -198,16 +198,16 @@ def _baselines(
                 without[key] = common
         if len(without) == left:
             break
-    clusters: dict[JobClass, Split] = {}
+    clusters: dict[JobClass, Clusters] = {}
     for key, jobs in steps.items():
         usual = baselines.get(key)
         if usual is None or usual.stored or key.size == 1 or key in without:
             continue
         seconds = [each for each, _ in jobs]
-        halves = below(seconds, [hosts for _, hosts in jobs], usual, topology)
-        if halves is not None:
-            clusters[key] = halves
-            baselines[key] = halves.baseline(seconds, usual) if halves.sure else usual
+        made = by_baseline(seconds, [hosts for _, hosts in jobs], usual, topology)
+        if made is not None:
+            clusters[key] = made
+            baselines[key] = made.baseline(seconds, usual) if made.sure else usual
     return baselines, clusters
 
 
@@ -218,14 +218,14 @@ def read(
 ) -> tuple[Readings, dict[JobClass, Baseline]]:
     """Return readings of all observations that can be compared with something, and the baselines used. Jobs
     with a host that is not in the topology help to make the baselines, no more."""
-    fleet, splits = _baselines(detrended.observations, topology, stored)
+    fleet, clusters = _baselines(detrended.observations, topology, stored)
     baselines = {
         key: replace(base, seconds=base.seconds * math.exp(detrended.usual.get(key, 0.0)))
         for key, base in fleet.items()
     }
     halves = slow_halves(detrended.observations, baselines)
     index = topology.index
-    rows = Readings(splits=splits)
+    rows = Readings(clusters=clusters)
     for number, (each, doubt) in enumerate(zip(detrended.observations, detrended.doubts, strict=True)):
         if any(host not in index for host in each.hosts):
             continue

@@ -13,13 +13,13 @@ from muster.judging.alike import SlowerGroup
 from muster.judging.ask import next_wave
 from muster.judging.baseline import FLOOR, Baseline, JobClass
 from muster.judging.chance import part_by_chance
+from muster.judging.clusters import Clusters
 from muster.judging.document import Condition, Evidence, Subject, Verdict, looked_at
 from muster.judging.explain import Component, FaultExplanation, blamed, shown_by
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
 from muster.judging.localise import Posterior, localise
 from muster.judging.observation import Group, Link, Observation, Settings, Topology
 from muster.judging.readings import FAILED, STANDS_OUT, Readings, own_share, reach, smallest
-from muster.judging.splits import Split
 
 SHOWN = 6  # readings given as evidence
 WHICH_HARDWARE = "which hardware each host has: jobs of unlike hardware are not compared"
@@ -212,10 +212,10 @@ class _Hosts:
         self.usual = _usual_deviations(state)
         self.doubted = _doubted_links(state)
         least = math.log1p(state.settings.slow)
-        self.unsplit = {
-            kind: halves
-            for kind, halves in self.readings.splits.items()
-            if not halves.sure and halves.faster > least
+        self.unsure = {
+            kind: clusters
+            for kind, clusters in self.readings.clusters.items()
+            if not clusters.sure and clusters.faster > least
         }
         self._next: tuple[Group, ...] | None = None
 
@@ -277,8 +277,8 @@ class _Hosts:
         if host in self.state.once:
             return _changed(base, reason=self._once(host, chance), settle=settle)
         if any(fault.where == (host,) for fault in self.state.chance):
-            words = "were slow jobs put on hosts by chance, as few hosts would often explain as many"
-            return _changed(base, reason=f"suspected: {words}", settle=settle)
+            reason = "suspected, but it may be chance: as few hosts often explain slow jobs that are random"
+            return _changed(base, reason=reason, settle=settle)
         suspected = "" if chance <= PROBABLY else "suspected: "
         return _changed(base, reason=f"{suspected}bad with a probability of {below(chance)}", settle=settle)
 
@@ -358,11 +358,11 @@ class _Hosts:
             at_most=None if card.at_most is None else max([card.at_most, *bounds]),
         )
 
-    def _never_fast(self, host: int, rows: Sequence[int]) -> Split | None:
+    def _never_fast(self, host: int, rows: Sequence[int]) -> Clusters | None:
         """Return the clusters of jobs where the host may be what slows these: some others were faster, and
         it was in none of them. `rows`: of one kind."""
-        halves = self.unsplit.get(self.readings.kind[rows[0]])
-        return halves if halves is not None and self.state.topology.hosts[host] not in halves.good else None
+        clusters, name = self.unsure.get(self.readings.kind[rows[0]]), self.state.topology.hosts[host]
+        return clusters if clusters is not None and name not in clusters.good else None
 
     def _subject(
         self, host: int, name: Literal["compute", "card"], rows: Sequence[int], jobs: int
@@ -373,12 +373,12 @@ class _Hosts:
         bound, good = 0.0, True
         for own in _by_kind(readings, rows):
             here = self._at_most(own)
-            halves = self._never_fast(host, own)
-            if halves is not None:
-                here = (1.0 + here) * math.exp(halves.faster) - 1.0
+            clusters = self._never_fast(host, own)
+            if clusters is not None:
+                here = (1.0 + here) * math.exp(clusters.faster) - 1.0
             bound = max(bound, here, self._plain_mean(own))
             good = good and here <= self._limit(own) and self._slow_by_chance(own) is None
-            good = good and halves is None
+            good = good and clusters is None
         at_most = bound if bound < math.inf else None
         return Subject(name=name, condition="fit" if good else "unknown", jobs=jobs, at_most=at_most)
 
@@ -459,11 +459,11 @@ class _Hosts:
         alone = [row for row in rows if readings.alone[row]]
         groups = [row for row in rows if not readings.alone[row]]
         for own in _by_kind(readings, groups):
-            halves = self._never_fast(host, own)
-            if halves is not None:
-                faster = len(halves.fast), len(halves.fast) + len(halves.slow), -math.expm1(-halves.faster)
-                words = "{} of {} jobs were {:.1%} faster than its own in groups, and it was in none of them"
-                return words.format(*faster)
+            clusters = self._never_fast(host, own)
+            if clusters is not None:
+                fast, by = len(clusters.fast), -math.expm1(-clusters.faster)
+                faster = f"{fast} of {fast + len(clusters.slow)} jobs were {by:.1%} faster"
+                return f"{faster} than its own in groups, and it was in none of them"
         by_chance = next(filter(None, map(self._slow_by_chance, _by_kind(readings, alone))), None)
         if by_chance is not None and self._good(alone):
             return "its jobs alone are {:.1%} slower, where {:.1%} counts: that may be chance".format(

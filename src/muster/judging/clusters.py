@@ -27,7 +27,7 @@ CHANCE = 0.005  # of them that tell jobs apart as well: then chance may have don
 _Hosts = frozenset[str]
 
 
-class Split(NamedTuple):
+class Clusters(NamedTuple):
     """Jobs of a class in two clusters. `faster`: by how much (log) one is faster; `fast`, `slow`: the jobs,
     by index; `good`: the hosts of the fastest; `sure`: hosts tell them apart by more than chance."""
 
@@ -44,20 +44,20 @@ class Split(NamedTuple):
         return Baseline(math.exp(statistics.median(times)), sigma, len(times))
 
 
-def below(
+def by_baseline(
     seconds: Sequence[float], hosts: Sequence[_Hosts], base: Baseline, topology: Topology
-) -> Split | None:
+) -> Clusters | None:
     """Return the clusters of a class's jobs where some are faster than its baseline. Jobs slower than that
     count for neither."""
     offs = [math.log(each / base.seconds) for each in seconds]
     reach = KEPT * base.sigma
     kept = [index for index, off in enumerate(offs) if off <= reach]
-    return _split(offs, kept, hosts, topology, reach, at_most=0.0)
+    return _clusters(offs, kept, hosts, topology, reach, at_most=0.0)
 
 
-def side_by_side(
+def by_moments(
     seconds: Sequence[float], hosts: Sequence[_Hosts], moments: Sequence[str], topology: Topology
-) -> Split | None:
+) -> Clusters | None:
     """Return the clusters of a class's jobs, each compared with the fastest of its moment. Those of which
     the moment is not known, or has no other, count for neither."""
     of_moment: dict[str, list[int]] = {}
@@ -70,20 +70,20 @@ def side_by_side(
             kept += own
             for index in own:
                 offs[index] = math.log(seconds[index] / fastest)
-    return _split(offs, kept, hosts, topology, KEPT * TYPICAL)
+    return _clusters(offs, kept, hosts, topology, KEPT * TYPICAL)
 
 
-def _split(
+def _clusters(
     offs: Sequence[float],
     kept: Sequence[int],
     hosts: Sequence[_Hosts],
     topology: Topology,
     reach: float,
     at_most: float = math.inf,
-) -> Split | None:
+) -> Clusters | None:
     """Return the clusters on both sides of the widest gap that begins below `at_most`; None where it is
     narrower than `reach`, or where few hosts do not tell one cluster from the other."""
-    ordered = sorted([offs[index] for index in kept])[FEW - 1 : 1 - FEW or None]
+    ordered = sorted([offs[index] for index in kept])[FEW - 1 : 1 - FEW]  # so many are on both sides
     gap, cut = max(((b - a, b) for a, b in pairwise(ordered) if a < at_most), default=(0.0, 0.0))
     if gap <= reach:
         return None
@@ -104,7 +104,7 @@ def _split(
     paces = [off for off in ordered if off < cut]
     wide = next((a for a, b in pairwise(paces) if b - a > reach), cut)
     good: _Hosts = frozenset().union(*[hosts[index] for index in fast if offs[index] <= wide])
-    return Split(middles[1] - middles[0], fast, slow, good, chance <= CHANCE * TRIES)
+    return Clusters(middles[1] - middles[0], fast, slow, good, chance <= CHANCE * TRIES)
 
 
 def _needed(slow: Sequence[_Hosts], counts: Mapping[str, int], most: int, topology: Topology) -> int | None:
