@@ -77,6 +77,7 @@ def test_each_step_comes_behind_all_that_it_follows(tmp_path: Path) -> None:
         ([{"recipe": "demo", "afte": "x"}], "unknown key 'pipeline.0.afte'"),
         ([{"recipe": "demoo"}], "pipeline.0.recipe demoo: no such recipe"),
         ([], "pipeline: list should have at least 1 item"),
+        ([step("a", train={"max_steps": 3}, **{"train.max_steps": 5})], "train.max_steps is set twice"),
     ],
 )
 def test_a_file_that_is_wrong(steps: list[Any], words: str, tmp_path: Path) -> None:

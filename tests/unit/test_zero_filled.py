@@ -151,6 +151,37 @@ def test_sizes_by_the_models_width() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("settings", "overruled"),
+    [
+        (["engine.zero=1"], ["engine.zero=1"]),
+        (["engine.zero=3", "train.learning_rate=2e-4", "train.warmup=7"], []),
+        (["train.learning_rate=1e-3", "train.clip=2"], ["train.clip=2.0", "train.learning_rate=0.001"]),
+        (["train.beta1=0.5", "train.schedule=cosine"], ["train.beta1=0.5", "train.schedule=cosine"]),
+        (["train.warmup=9", "train.max_steps=30"], ["train.warmup=9.0"]),
+    ],
+)
+def test_what_a_command_line_gives_and_the_file_overrules_is_noted(
+    file: Path, tmp_path: Path, settings: list[str], overruled: list[str]
+) -> None:
+    optimizer = {"type": "SGD", "params": {"lr": 2e-4}}
+    scheduler = {"type": "WarmupLR", "params": {"warmup_num_steps": 7}}
+    zero = {"stage": 3}
+    file.write_text(
+        json.dumps(
+            {
+                "optimizer": optimizer, "scheduler": scheduler, "zero_optimization": zero,
+                "gradient_clipping": 0.5, "zero_allow_untested_optimizer": True,
+            }
+        )
+    )  # fmt: skip
+    plan = dry_run(
+        read_inputs("demo", "node1,node2", [f"engine.config={file}", *settings]), RunFolder(tmp_path / "r")
+    )["plan"]
+    noted = [each.partition(" has no effect")[0] for each in plan["notes"] if " has no effect: " in each]
+    assert noted == overruled
+
+
 def test_a_file_without_a_stage_is_of_stage_0(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text("{}")
     more = [f"engine.config={tmp_path / 'ds.json'}", "engine.zero=2"]

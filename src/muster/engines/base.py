@@ -3,7 +3,7 @@ configuration and checkpoints. Pure: no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
@@ -315,6 +315,21 @@ def merged(recipe: Recipe) -> Recipe:
         "train": {**data["train"], **fixed.train},
     }
     return recipe if made == data else validate(made, where=path or "engine.options")
+
+
+def overruled(recipe: Recipe, keys: Container[str]) -> list[str]:
+    """Say which of the recipe's `keys` have no effect, since the user's own configuration for the engine has
+    another value."""
+    fixed, source = spec_of(recipe.engine.name).given(recipe), recipe.engine.config or "engine.options"
+    says = {f"train.{key}": value for key, value in fixed.train.items()}
+    says |= {"engine.zero": fixed.stage} | ({"train.warmup": fixed.rise[1]} if fixed.rise else {})
+    values = {"engine.zero": recipe.engine.zero} | {f"train.{key}": each for key, each in recipe.train}
+    return [
+        f"{key}={values[key]} has no effect: {source} "
+        + (f"makes it {says[key]}" if key in says else "has its own")
+        for key in sorted(fixed.replaced)
+        if key in keys and (key not in says or values[key] not in ("auto", says[key]))
+    ]
 
 
 @cache

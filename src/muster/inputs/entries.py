@@ -19,6 +19,7 @@ from muster.core.recipes import (
     find_recipe,
     lay_over,
     layers_of,
+    leaves_of,
     merge,
     parse_override,
     read_layers,
@@ -33,13 +34,16 @@ NAME_HINT = (
 
 def _dotted(value: Any) -> Any:
     """Nest dotted keys, among keys that are nested already: {'train.max_steps': 5} -> {'train': {'max_steps':
-    5}}."""
+    5}}. Raises ValueError for a key that is set twice."""
     if not isinstance(value, dict):
         return value
     nested: dict[str, Any] = {}
     for key, inner in value.items():
         for part in reversed(str(key).split(".")):
             inner = {part: inner}
+        twice = sorted(leaves_of(nested).keys() & leaves_of(inner).keys())
+        if twice:
+            raise ValueError(f"{twice[0]} is set twice: once nested, once by its dotted name")
         nested = merge(nested, inner, None)
     return nested
 

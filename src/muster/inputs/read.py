@@ -19,10 +19,18 @@ from muster.core.errors import DataError, ReaderMissingError, RecipeError
 from muster.core.inventory import MOUNTED, Inventory, read_inventory
 from muster.core.job import Decision
 from muster.core.recipe import EVERYWHERE, Recipe
-from muster.core.recipes import anchored, inherited, load_recipe, validate, workloads
+from muster.core.recipes import (
+    anchored,
+    inherited,
+    leaves_of,
+    load_recipe,
+    parse_override,
+    validate,
+    workloads,
+)
 from muster.core.registry import held_module, load_plugin
 from muster.core.workload import Survey
-from muster.engines.base import merged, spec_of
+from muster.engines.base import merged, overruled, spec_of
 from muster.fleet.launchers.base import Request
 from muster.inputs.model import check_model, model_config
 from muster.inputs.peaks import read_peaks
@@ -30,6 +38,7 @@ from muster.store.runfolder import DEFAULT_ROOT, LAST, PipelineFolder, RunFolder
 from muster.store.secrets import completed
 from muster.store.values import kept
 
+OVERRULED = "overruled"  # of those that say what an engine's own file makes of no effect
 INHERITED = "inherited"  # the field of decisions that say what comes from which recipe
 LAUNCHERS = "muster.launchers"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -68,12 +77,15 @@ def inherited_decisions(
     source: str | Mapping[str, Any], overrides: Sequence[str], recipe: Recipe
 ) -> list[Decision]:
     """Return which settings of inherited recipes stay in effect under the user's own, those of a
-    configuration for the engine included. `recipe`: what both make."""
+    configuration for the engine included, and which overrides that leaves without effect. `recipe`: what all
+    make."""
     name, settings = inherited(source, overrides)
     replaced = spec_of(recipe.engine.name).given(recipe).replaced
     kept = {key: value for key, value in settings.items() if key not in replaced}
     words = (f"{key}={each if isinstance(each, str) else json.dumps(each)}" for key, each in kept.items())
-    return [Decision(INHERITED, name, " ".join(words))] if kept else []
+    stays = [Decision(INHERITED, name, " ".join(words))] if kept else []
+    changes = {key for each in overrides for key in leaves_of(parse_override(each))}
+    return [*stays, *(Decision(OVERRULED, "", each) for each in overruled(recipe, changes))]
 
 
 def inputs_of(data: Mapping[str, Any], hosts: str) -> Inputs:

@@ -25,7 +25,7 @@ from muster.core.workload import Survey
 from muster.engines.base import spec_of
 from muster.fleet.supervisor import Supervisor
 from muster.inputs.model import check_closed_form, no_gpu, whole_config
-from muster.inputs.read import INHERITED, Inputs, check
+from muster.inputs.read import INHERITED, OVERRULED, Inputs, check
 from muster.planner.advice import advise, grouping
 from muster.planner.decide import Chosen, Decided, decide
 from muster.planner.document import NEARLY_FULL, UNCOUNTED, MemoryPlan, Plan
@@ -354,6 +354,7 @@ def _plan(
     warming = warmup_note(recipe.train, training.steps, fixed.rise) if training.steps else None
     passes = tokens is None and recipe.drawing() is None
     filled = filling_note(training, job.batch) if passes else None
+    idle = [d.why for d in inputs.noted if d.field == OVERRULED]
     left = any(d.field == INHERITED and "train.learning_rate=" in d.why for d in inputs.noted)
     rate = None
     if left and setting and recipe.train.learning_rate != "auto":
@@ -376,7 +377,7 @@ def _plan(
         ],
         would_fit=list(decided.would_fit),
         roomier=roomier,
-        notes=[*_notes(decided, memory), *filter(None, [warming, rate])],
+        notes=[*idle, *_notes(decided, memory), *filter(None, [warming, rate])],
         **predicted,
     )
 
