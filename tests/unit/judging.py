@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+from functools import cache
+from types import CodeType
 from typing import Any
 
 from muster.agent.probe import at_end, run, text
@@ -56,11 +58,16 @@ def judged(family: str, answers: Any, *, peers: Any = None, **changes: Any) -> d
     return found
 
 
+@cache
+def _probe_of(family: str) -> CodeType:
+    module = importlib.import_module(f"muster.checks.families.{family}")
+    return compile(family_of(family, module).source, family, "exec", dont_inherit=True)
+
+
 def probed(family: str, second: bool = False, **ask: Any) -> Any:
     """A family's probe, run as on a host: from its text, with the names that the probe program gives it."""
-    module = importlib.import_module(f"muster.checks.families.{family}")
     space: dict[str, Any] = {"text": text, "run": run, "at_end": ask.pop("at_end", at_end)}
-    exec(compile(family_of(family, module).source, family, "exec", dont_inherit=True), space)
+    exec(_probe_of(family), space)
     answer = space["probe_peers" if second else "probe"]({**ASK, **ask})
     assert json.loads(json.dumps(answer)) == answer, "an answer is plain JSON"
     return answer

@@ -126,5 +126,21 @@ def test_every_decoder_that_muster_names_attends_so() -> None:
     sized = {str((families.size(name) or {})["model_type"]) for name in families.sizes()}
     encoders = {kind for family in (families.t5, families.vit) for kind in family.MODEL_TYPES}
     assert (sized | BY_POSITIONS | BY_MASK) - encoders - CAUSAL == WITHOUT
-    for kind, more in (("gemma2", {"head_dim": 8}), ("gptj", {"n_embd": 32, "n_layer": 1, "rotary_dim": 4})):
-        assert model_of(kind, **more).config._attn_implementation == "eager"
+    gptj = model_of("gptj", n_embd=32, n_layer=1, rotary_dim=4)
+    assert gptj.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("cap", [0.5, None])
+def test_scores_that_are_capped_are_capped(cap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers 5.17 gives Gemma 2 an SDPA that leaves the cap out."""
+    from transformers import Gemma2PreTrainedModel
+
+    from muster.worker.models import with_caps
+
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)
+    made = model_of("gemma2", head_dim=8, attn_logit_softcapping=cap, initializer_range=1.0)
+    assert made.config._attn_implementation == "sdpa"
+    tokens = torch.randint(0, CLASSES, (2, LENGTH))
+    capped = with_caps(made)(tokens).logits
+    made.set_attn_implementation("eager")
+    assert torch.allclose(capped, made(tokens).logits, atol=1e-5)

@@ -75,7 +75,16 @@ def create(context: Context, make: Callable[[], Any]) -> Any:
             model.initialize_weights()
         model.tie_weights()
     torch.manual_seed(seed + 1)
-    return model
+    return with_caps(model)
+
+
+def with_caps(made: Any) -> Any:
+    """Return what Transformers made: a model whose configuration caps attention scores (Gemma 2) with its own
+    attention. SDPA has no cap, and Transformers 5.17 takes it for such models without a word."""
+    config = getattr(made, "config", None)
+    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
+        made.set_attn_implementation("eager")
+    return made
 
 
 @contextmanager
@@ -103,7 +112,7 @@ def load(context: Context, kind: Any, name: str, **fields: Any) -> Any:
         config = fields.pop("config", None)
         config = config or load_from(AutoConfig.from_pretrained, name, "model.name", **fields)
         with no_init_weights():
-            model = kind.from_config(config, dtype=torch.float32)
+            model = with_caps(kind.from_config(config, dtype=torch.float32))
         model.tie_weights()
     else:
         with sharded(context), _tight_heap():
@@ -276,7 +285,7 @@ def load_from(loader: Callable[..., Any], name: str, where: str, **fields: Any) 
 
     try:
         with _attending():
-            return loader(name, **fields)
+            return with_caps(loader(name, **fields))
     except MusterError:
         raise
     except (OSError, ValueError, ImportError, SafetensorError) as error:
