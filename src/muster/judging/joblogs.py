@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from muster.core.hostlist import fold_hosts
+from muster.core.hostlist import fold_hosts, natural
 from muster.core.state import State
 from muster.core.units import counted
 from muster.failures.table import blame_of, is_hardware, known_failures
@@ -77,7 +77,7 @@ def judged(
     shared = shared_ends([log for log in files if not log.speaker])
     jobs = _at_usual_paces(_with_errors([_job(log, shared, hardware or {}) for log in files]))
     observations = [each.observation for each in jobs if each.observation is not None]
-    hosts = sorted({host for log in files for host in log.hosts}, key=_natural)
+    hosts = sorted({host for log in files for host in log.hosts}, key=natural)
     state = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
     verdict, least = judge_state(state), _least(state)
     works = iter([each.work for each in state.observations])
@@ -488,11 +488,6 @@ def _samples(log: JobLog | None, seconds: float) -> float | None:
     if log is None or log.unit == "samples":
         return (log.batch if log and log.batch else 1.0) / seconds
     return None
-
-
-def _natural(name: str) -> str:
-    """Return a sorting key that puts node2 before node10."""
-    return re.sub(r"[0-9]+", lambda match: match[0].zfill(20), name)
 
 
 # ----------------------------------------------------------------------------------------------------
