@@ -25,7 +25,7 @@ from muster.judging import (
     Topology,
     document,
     drift,
-    judge_state,
+    judge_posterior,
     localise,
 )
 from muster.judging.course import LEAST
@@ -78,9 +78,9 @@ def judged(
     jobs = _at_usual_paces(_with_errors([_job(log, shared, hardware or {}) for log in files]))
     observations = [each.observation for each in jobs if each.observation is not None]
     hosts = sorted({host for log in files for host in log.hosts}, key=natural)
-    state = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
-    verdict, least = judge_state(state), _least(state)
-    works = iter([each.work for each in state.observations])
+    posterior = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
+    verdict, least = judge_posterior(posterior), _least(posterior)
+    works = iter([each.work for each in posterior.observations])
     jobs = [
         replace(job, log=replace(job.log, work=next(works))) if job.observation is not None else job
         for job in jobs
@@ -112,19 +112,19 @@ def judged(
             *_too_fast(jobs, verdict, askable=hardware is not None),
             *_apart(verdict, stored),
             *_alike(verdict, askable=hardware is not None),
-            *_drifting(state, least),
-            *_spells(state),
+            *_drifting(posterior, least),
+            *_spells(posterior),
         ],
     )
 
 
-def _least(state: Posterior) -> dict[JobClass, float]:
+def _least(posterior: Posterior) -> dict[JobClass, float]:
     """Return what a job must be slower by, at least, to count as slow."""
     rows: dict[JobClass, list[int]] = {}
-    for row, kind in enumerate(state.case.readings.kind):
+    for row, kind in enumerate(posterior.case.readings.kind):
         rows.setdefault(kind, []).append(row)
     return {
-        kind: math.expm1(min([smallest(state.case.readings, [row], state.settings) for row in own]))
+        kind: math.expm1(min([smallest(posterior.case.readings, [row], posterior.settings) for row in own]))
         for kind, own in rows.items()
     }
 
@@ -353,11 +353,11 @@ def _apart(verdict: Judgement, stored: Mapping[JobClass, Baseline]) -> list[str]
     return ["nothing was compared with the baseline: it has no jobs of the same work on as many hosts"]
 
 
-def _drifting(state: Posterior, least: Mapping[JobClass, float]) -> list[str]:
+def _drifting(posterior: Posterior, least: Mapping[JobClass, float]) -> list[str]:
     """Return notes on works whose jobs are slow at times on any hosts."""
-    dated = {each.work for each in state.observations if each.moment or each.began is not None}
+    dated = {each.work for each in posterior.observations if each.moment or each.began is not None}
     notes = []
-    for work, deviation in state.drifts.items():
+    for work, deviation in posterior.drifts.items():
         slow = max([by for key, by in least.items() if key.work == work])
         what = (
             f"jobs{f' of {work}' if work else ''} are slow at times, whoever runs them (standard deviation "
@@ -372,15 +372,16 @@ def _drifting(state: Posterior, least: Mapping[JobClass, float]) -> list[str]:
     return notes
 
 
-def _spells(state: Posterior) -> list[str]:
+def _spells(posterior: Posterior) -> list[str]:
     """Return notes on switches behind which all was slow for a while."""
     slower: dict[int, float] = {}
-    for spell in state.spells:
-        most = max(state.case.readings.value[row] for row in spell.rows)
+    for spell in posterior.spells:
+        most = max(posterior.case.readings.value[row] for row in spell.rows)
         slower[spell.switch] = max(math.expm1(most), slower.get(spell.switch, 0.0))
+    switches = posterior.topology.switches
     return [
-        f"all jobs behind {state.topology.switches[switch][0]} were slow for a while, by up to {most:.0%}, "
-        "and good at other times: no evidence against its hosts"
+        f"all jobs behind {switches[switch][0]} were slow for a while, by up to {most:.0%}, and good at "
+        "other times: no evidence against its hosts"
         for switch, most in slower.items()
     ]
 
