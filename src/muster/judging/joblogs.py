@@ -366,8 +366,8 @@ def _drifting(posterior: Posterior, least: Mapping[JobClass, float]) -> list[str
         notes.append(
             f"{what}, also next to others that are not: no host is accused of less than {slow:.0%}"
             if work in dated
-            else f"{what}, and it is not known when they ran: the fleet's pace drifts, so nobody is "
-            f"accused of less than {slow:.0%}; time stamps in the logs would tell more"
+            else f"{what}, and the logs do not say when they ran: the fleet's pace drifts, so no host is "
+            f"accused of less than {slow:.0%}; time stamps in the logs would show more"
         )
     return notes
 
@@ -390,8 +390,8 @@ def _alike(verdict: Judgement, *, askable: bool) -> list[str]:
     """Return notes on hosts that are slower than the others by the same factor."""
     how = "; --hardware NAME=HOSTS says that they are of another" if askable else ""
     return [
-        f"{each.words} {fold_hosts(each.hosts)} are judged beside each other; where they are of the same "
-        f"hardware as the others, they are slow{how}"
+        f"{each.words} {fold_hosts(each.hosts)} are compared with each other only; if their hardware is "
+        f"that of the others, they are slow{how}"
         for each in verdict.alike
     ]
 
@@ -423,13 +423,13 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
         )
     if alone := [log for log in logs if log.alone]:
         notes.append(
-            f"{counted(len(alone), 'job')} of which the log does not say what was trained: compared with no "
-            "others; --workload NAME says it of all of these"
+            f"the logs of {counted(len(alone), 'job')} do not say what was trained: compared with no others; "
+            "--workload NAME names the training of all of these"
         )
     if presumed := sum(PRESUMED in log.notes for log in logs):
         notes.append(
-            f"{counted(presumed, 'job')} of which the log does not say what was trained: compared with those "
-            "that are alike in all else (format, path, batch, steps, memory); --workload NAME says it"
+            f"the logs of {counted(presumed, 'job')} do not say what was trained: compared with those that "
+            "are alike in all else (format, path, batch, steps, memory); --workload NAME names it"
         )
     lost = _lost_in_stalls(jobs)
     notes += [
@@ -445,8 +445,8 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
         )
     if unplaced := [log for log in logs if log.unplaced and log.outcome is not State.UNREADABLE]:
         notes.append(
-            f"{counted(len(unplaced), 'job')} of which it is not known on which hosts they ran: no evidence "
-            "for or against any (a hostfile or SLURM_JOB_NODELIST in the log, or --host-pattern, says it)"
+            f"the logs of {counted(len(unplaced), 'job')} do not name the hosts: no evidence for or against "
+            "any (a hostfile or SLURM_JOB_NODELIST in the log, or --host-pattern, names them)"
         )
     if len(host_sets) >= MANY and len({host for hosts in host_sets for host in hosts}) == sum(
         map(len, host_sets)
