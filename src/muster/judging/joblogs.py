@@ -294,7 +294,7 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
     broken = is_hardware(log.failure, log.reason)
     return Observation(
         log.job, hosts, None, log.outcome, work, culprits=culprits_of(log), hardware=broken,
-        began=log.started, ended=log.ended,
+        stops=log.stops, began=log.started, ended=log.ended,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from muster.judging.explain import Component, FaultExplanation, blamed, shown_by
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
 from muster.judging.localise import Posterior, localise
 from muster.judging.observation import Group, Link, Observation, Settings, Topology
-from muster.judging.readings import FAILED, STANDS_OUT, Readings, own_share, reach, smallest
+from muster.judging.readings import FAILED, FAR, STANDS_OUT, VARIES, Readings, own_share, reach, smallest
 
 SHOWN = 6  # readings given as evidence
 WHICH_HARDWARE = "which hardware each host has: jobs of unlike hardware are not compared"
@@ -126,11 +126,12 @@ def _one_of(posterior: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[
 
 
 def _one_job(posterior: Posterior, part: Component) -> bool:
-    """Return whether a single job was slow, whose hosts all have good ones of the same work."""
+    """Return whether a single job was slow, whose hosts all have good ones of the same work. One that names
+    broken hardware is enough."""
     readings = posterior.case.readings
     slowest = max([readings.value[row] for row in part.rows])
     mine = {row for row in part.rows if readings.value[row] >= slowest / 2}
-    if len({readings.source[row] for row in mine}) > 1:
+    if len({readings.source[row] for row in mine}) > 1 or any(map(readings.broken, mine)):
         return False
     works = {readings.kind[row].work for row in mine}
     return all(
@@ -201,9 +202,14 @@ def _size(posterior: Posterior, fit: Fit) -> tuple[Condition, float | None, floa
         return "failing", None, None
     spread = [readings.sigma[row] for row in mine if row not in failures]
     by, error = fit.by, max(spread) / math.sqrt(len(spread))
-    values = [readings.value[row] for row, its in fit.expects if its == by and row not in failures]
-    if len(values) > 2 and abs(by - statistics.median(values)) > UNLIKE * error:
-        # The likeliest size is that of some of the jobs: noise is not what was learned.
+    values = [
+        readings.value[row]
+        for row, _ in fit.expects
+        if not readings.failed(row)
+        and abs(readings.value[row] - by) <= STANDS_OUT * math.hypot(readings.sigma[row], VARIES * by)
+    ]
+    if len(values) > 1 and abs(by - statistics.median(values)) > UNLIKE * error:
+        # The likeliest size is that of some of the jobs, or of one work: noise is not what was learned.
         by, error = statistics.median(values), max(error, statistics.stdev(values) / math.sqrt(len(values)))
     return "slow", math.expm1(by), math.exp(by) * error
 
@@ -603,6 +609,8 @@ def _bad_host(posterior: Posterior, part: Component, host: int, evidence: list[E
     total = sum(kinds.values())
     likeliest = max(sorted(kinds), key=lambda kind: kinds[kind])
     kind: Kind = likeliest if kinds[likeliest] / total >= posterior.settings.named else "host"
+    if kind == "card" and _as_slow_alone(posterior, host, best[1]):
+        kind = "host"
     condition, slower, within = _size(posterior, best[1])
     name = posterior.topology.hosts[host]
     what = "its jobs fail" if slower is None else format_slower(slower, _whom(posterior, best[1]), digits=1)
@@ -613,6 +621,8 @@ def _bad_host(posterior: Posterior, part: Component, host: int, evidence: list[E
     if kind == "rack":
         switch, _ = posterior.topology.switches[posterior.topology.behind[host]]
         kind, reason = "compute", f"{what}, as all hosts behind {switch}, alone too{WORDS['rack']}"
+    if slower is None and any(map(posterior.case.readings.broken, shown)):
+        kind, reason = "host", "its jobs fail with errors of broken hardware"
     if slower is None and _told(posterior, name, best[1]):
         kind, reason = "host", "its jobs fail with errors that name this host"
     chance = posterior.suspicion(host)
@@ -642,12 +652,24 @@ def _where(posterior: Posterior, host: int, fit: Fit) -> str:
     """Return in which of its jobs it shows."""
     readings = posterior.case.readings
     shown = {readings.alone[row] for row, by in fit.expects if by > 0}
+    shown |= {readings.alone[row] for row in _as_slow_alone(posterior, host, fit)}
     seen = {readings.alone[row] for row in readings.of_host[host]}
     if shown == {True, False}:
         return "alone and in groups"
     if shown == {True}:
         return "alone but not in groups" if False in seen else "alone"
     return "in groups but not alone" if True in seen else "in groups of hosts"
+
+
+def _as_slow_alone(posterior: Posterior, host: int, fit: Fit) -> list[int]:
+    """Return the host's readings alone that are slow too, though less so than the fault would make them."""
+    readings = posterior.case.readings
+    return [
+        row
+        for row in readings.of_host[host]
+        if readings.alone[row] and not (readings.hint[row] or readings.failed(row))
+        and readings.deviations(row) > FAR and fit.by / 2 <= readings.value[row]
+    ]  # fmt: skip
 
 
 def _told(posterior: Posterior, name: str, fit: Fit) -> bool:
