@@ -211,6 +211,7 @@ def metaseq_log(step: float = 2.0, *, overflow_at: int | None = 5, ends: bool = 
     return lines + ["2022-05-01 12:04:00 | INFO | metaseq.cli.train | done training in 260.0 seconds"] * ends
 
 
+# With another separator than Lightning's own, which is a slash.
 LIGHTNING = ["epoch,step,train_loss,train|batches,train|samples,train|time,val_loss"] + [
     f"0,{step},,{step},{step * 16},{30 + step * 0.5:.3f}," for step in range(10, 110, 10)
 ] + ["0,100,,,,,0.5"]  # fmt: skip

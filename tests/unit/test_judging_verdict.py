@@ -596,3 +596,52 @@ def test_what_does_not_go_together(change: dict[str, Any], says: str) -> None:
 def test_topologies_that_cannot_be(switches: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Topology(("a", "a") if switches is None else ("a",), switches or ())
+
+
+# ----------------------------------------------------------------------------------------------------
+# How jobs end.
+
+
+@pytest.mark.parametrize("kind", ["pair", "four"])
+def test_broken_hardware_is_one_of_the_hosts_that_were_there(kind: str) -> None:
+    """The job names no host, all of them have good jobs, and what broke is no link."""
+    there = SIXTEEN[3:5] if kind == "pair" else SIXTEEN[3:7]
+    good = [*alone(NOTHING, runs=2), *ring(NOTHING)]
+    made = judge([*good, died("x", *there, hardware=True)], PLACE)
+    assert made.one_of == (there,) and not made.accused and not made.links
+    assert {each.condition for each in made.hosts if each.host in there} <= {"unknown", "probably fit"}
+    again = judge([*good, died("x", *there, hardware=True), died("y", there[0], "n15", hardware=True)], PLACE)
+    assert named(again) == {(there[0],)}
+    chance = judge([*good, died("x", *there)], PLACE)
+    assert not chance.one_of and not chance.accused
+
+
+def test_logs_that_just_stop_accuse_less_than_jobs_that_died() -> None:
+    """Two of them are a suspicion, three more than that; of jobs that died two are enough."""
+    good = [*alone(NOTHING), *ring(NOTHING, (1,))]
+    ends = [("n03", "n04"), ("n03", "n08"), ("n03", "n11")]
+    stopped = [Observation(f"x{n}", pair, None, State.TIMEOUT, stops=True) for n, pair in enumerate(ends)]
+    ended = [died(f"x{n}", *pair) for n, pair in enumerate(ends)]
+    good = [each for each in good if len(each.hosts) == 1 or "n03" not in each.hosts]
+    assert named(judge([*good, *stopped[:2]], PLACE)) == set()
+    assert named(judge([*good, *stopped], PLACE)) == named(judge([*good, *ended[:2]], PLACE)) == {("n03",)}
+
+
+def test_a_slowdown_ends_no_job_alone() -> None:
+    """A host 1.1 % slow in two groups, whose job alone just stopped: two weak findings are no strong one."""
+    good = [each for each in alone(NOTHING) if each.hosts != ("n03",)]
+    pairs = [each for each in ring(NOTHING) if "n03" not in each.hosts]
+    slow = [ran("a", "n03", "n02", slower=0.0115), ran("b", "n03", "n04", slower=0.0105)]
+    cut = Observation("c", ("n03",), None, State.TIMEOUT, stops=True)
+    noisy = [replace(each, seconds=each.seconds * (1 + 0.004 * (-1) ** n)) for n, each in enumerate(pairs)
+             if each.seconds]  # fmt: skip
+    assert named(judge([*good, *noisy, *slow], PLACE)) == named(judge([*good, *noisy, *slow, cut], PLACE))
+
+
+def test_a_slowdown_is_the_middle_of_works_that_show_it_alike() -> None:
+    """Each work has one job of the host: the slowest is not the host's slowdown."""
+    jobs, by = [], {"a": 0.048, "b": 0.052, "c": 0.056}
+    for work, slower in by.items():
+        jobs += alone({"n03": slower}, work=work)
+    found = {each.host: each for each in judge(jobs, PLACE).hosts}["n03"]
+    assert found.condition == "slow" and found.slower == pytest.approx(0.052, abs=0.002)

@@ -158,3 +158,17 @@ def test_what_the_sieve_remembers_is_bounded() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 16 << 20
+
+
+@pytest.mark.parametrize("mark", ["/", "|"])
+def test_lightnings_throughput_by_its_separator(mark: str) -> None:
+    (log,) = read_log("node1/metrics.csv", [line.replace("|", mark) for line in LIGHTNING])
+    assert log.step_seconds == pytest.approx(0.5)
+
+
+def test_tokens_of_one_device_are_those_of_all_where_their_number_is_said() -> None:
+    steps = [f"completed step: {n}, seconds: 2.0, TFLOP/s/device: 80.4, Tokens/s/device: 500.0, "
+             "total_weights: 8000, loss: 9.1" for n in range(30)]  # fmt: skip
+    (one,) = read_log("node1.log", steps)
+    (whole,) = read_log("node1.log", ["Num_devices: 8, shape (8, 1)", *steps])
+    assert (one.tokens_per_second, whole.tokens_per_second) == (pytest.approx(500), pytest.approx(4000))

@@ -30,6 +30,9 @@ from tests.unit.logs import metaseq_log, one
         ("node07.cluster.local.log", ("node07",)),
         ("10.0.3.4.log", ("10.0.3.4",)),
         ("ip-10-0-3-4/stdout.log", ("ip-10-0-3-4",)),
+        *((f"h100-07/{each}.log", ("h100-07",)) for each in ("w1", "r12", "p3", "j04", "t1", "i2")),
+        ("r2n[07-08]/w2/train.log", ("r2n07", "r2n08")),
+        ("w12.log", ("w12",)),
         *(
             (f"{host}.log", (host,))
             for host in (

@@ -182,6 +182,13 @@ def test_what_a_command_line_gives_and_the_file_overrules_is_noted(
     assert noted == overruled
 
 
+def test_a_plan_names_the_files_schedule(file: Path, tmp_path: Path) -> None:
+    file.write_text(json.dumps({"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 7}}}))
+    inputs = read_inputs("demo", "node1,node2", [f"engine.config={file}"])
+    words = dry_run(inputs, RunFolder(tmp_path / "r"))["plan"]["training"]["schedule"]
+    assert "WarmupCosineLR" in words and "cosine" in words
+
+
 def test_a_file_without_a_stage_is_of_stage_0(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text("{}")
     more = [f"engine.config={tmp_path / 'ds.json'}", "engine.zero=2"]

@@ -26,17 +26,17 @@ class Fixed:
     """What a configuration of the user's own fixes: `merged` puts it into the recipe.
 
     `batch`: any of micro, accumulation, global; `train`: fields of the recipe's `train`; `optimizer`: the
-    name of one that is no Adam, whose betas and epsilon are known where `train` has them; `schedule`:
-    the learning rate follows a schedule of the engine's; `rise`: the key and the steps in which that rises to
-    its peak, None: those of the recipe; `stage`: ZeRO's; `spread`: how the model is spread, so that no plan
-    changes that.
+    name of one that is no Adam, whose betas and epsilon are known where `train` has them; `schedule`: what
+    the engine's own does with the learning rate, in words, empty: the recipe's; `rise`: the key and the steps
+    in which that rises to its peak, None: those of the recipe; `stage`: ZeRO's; `spread`: how the model is
+    spread, so that no plan changes that.
     """
 
     precision: str | None = None
     batch: Mapping[str, int] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
     optimizer: str | None = None
-    schedule: bool = False
+    schedule: str = ""
     rise: tuple[str, int] | None = None
     stage: int | None = None
     spread: bool = False

@@ -617,7 +617,9 @@ def _bad_host(posterior: Posterior, part: Component, host: int, evidence: list[E
     shown = shown_by(posterior.case, best[1])
     if 2 * sum(row in posterior.case.readings.half for row in shown) > len(shown):
         what += ", in one half of each job"
-    reason = f"{what}, {_where(posterior, host, best[1])}{WORDS[kind]}"
+    # Jobs end for other reasons than a slow card or processor.
+    suspect = WORDS[kind] if slower is not None or kind not in ("card", "compute") else ""
+    reason = f"{what}, {_where(posterior, host, best[1])}{suspect}"
     if kind == "rack":
         switch, _ = posterior.topology.switches[posterior.topology.behind[host]]
         kind, reason = "compute", f"{what}, as all hosts behind {switch}, alone too{WORDS['rack']}"

@@ -43,7 +43,7 @@ def training_plan(
         length=length,
         optimizer=_optimizer(train, fixed),
         decay=_decay(train, setting),
-        schedule="of the engine's own configuration" if fixed.schedule else _schedule(train, steps),
+        schedule=fixed.schedule or _schedule(train, steps),
         order=f"drawn anew in each epoch by train.seed={train.seed}{alike}; the same on any number of ranks",
     )
 

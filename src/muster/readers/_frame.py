@@ -52,6 +52,8 @@ _OLMO = re.compile(r"\d{4}-\d\d-\d\d [\d:.,]+\t([\w.-]+):\d{1,6}\tolmo")  # a ho
 _WORLD = re.compile(
     rf"(?<!\w)(?:dist_|distributed_)?world[_ ]size['\"]?\s*(?:\.{{2,}}|[=:])\s*({FIGURE})(?!\w)"
 )
+_DEVICES = re.compile(r"\bNum_devices: (\d+), shape ")  # MaxText: of all of its processes
+
 _STAMP = re.compile(
     r"(?:(\d{4})[-/](\d\d)[-/](\d\d)|(?<!\d)(\d\d)/(\d\d)/(\d{4}))"
     r"[ T_,](\d\d):(\d\d):(\d\d)(?:[,.](\d{1,6}))?"
@@ -78,7 +80,7 @@ HINTS = (
     "slots", "WORLD INFO", "world_info", "NODELIST", " NCCL ", "train_batch_size", "world_size",
     "world size", "[launch.py:", "] cmd = ", "nnodes=", "SLURM_NNODES", "NUM_NODES", "SLURM_JOB_ID",
     "SLURM_JOBID", "NODENAME=", "HOSTNAME=", "initialized host", "\tolmo", "worker group", "esuming ",
-    "esumed ", " checkpoint", "following workers",
+    "esumed ", " checkpoint", "following workers", "Num_devices",
 )  # fmt: skip
 # To whom a line may say something, as bits; readers' begin at bit 2.
 FOR_FACTS, FOR_SIGNS, FOR_READERS = 1, 2, 2
@@ -275,6 +277,8 @@ class Frame:
         if "world" in text and (match := _WORLD.search(text)):
             # Megatron says it of all ranks, and DeepSpeed then of one that has its own part of the model.
             self.world_size = max(int(number(match[1]) or 0), self.world_size or 0) or None
+        if "Num_devices" in text and (match := _DEVICES.search(text)):
+            self.world_size = int(match[1]) or None
         if "[launch.py:" in text:
             self._process(text, host)
         elif "] cmd = " in text and not self.recipe and (match := _RUNNER.search(text)):

@@ -62,6 +62,7 @@ _COUNTED = re.compile(
     r"(?![A-Za-z0-9])",
     re.IGNORECASE,
 )
+_COUNTER = re.compile(r"[ijprtw]\d{1,3}", re.IGNORECASE)
 _LIST = re.compile(r"[A-Za-z][A-Za-z0-9-]*\[[\d,-]+\]")
 _ATTEMPT = re.compile(r"attempt_\d+")
 _DRAWN = re.compile(r"(?<=_)[a-z0-9_]{8}(?=/attempt_\d)")  # what torchrun puts behind the name of a run
@@ -101,7 +102,8 @@ def place_of(path: str) -> LogPlace:
 def hosts_of_path(path: str) -> tuple[tuple[str, ...], str]:
     """Return the host that a path seems to name, and the part that names it: `node07.rank0.log`,
     `node07/0/stdout.log`; or several: `node[01-02].log`, `node01_node02.log`. A part that is recognisably a
-    host's name comes first (`host-1/sft2/`), then the nearest. None where it names jobs and settings alone.
+    host's name comes first (`host-1/sft2/`), then the nearest, and last one that rather counts waves, runs,
+    passes or jobs (`h100-07/w1.log`). None where it names jobs and settings alone.
     """
     found = []
     for number, part in enumerate(reversed(PurePosixPath(_DRAWN.sub("*", path)).parts)):
@@ -109,7 +111,8 @@ def hosts_of_path(path: str) -> tuple[tuple[str, ...], str]:
         if hosts:
             found.append((hosts, "guess: folder name" if number else "guess: file name"))
     named = (each for each in found if all(map(is_node, each[0])))
-    return next(named, found[0] if found else ((), ""))
+    rather = (each for each in found if not all(map(_COUNTER.fullmatch, each[0])))
+    return next(named, next(rather, found[0] if found else ((), "")))
 
 
 def _hosts_of_name(name: str) -> tuple[str, ...]:

@@ -21,8 +21,11 @@ FIELDS = (
 )  # fmt: skip
 PLACES = ("host", "work", "job")  # of a path
 PACES = ("seconds", "ms", "elapsed", "elapsed_ms", "samples_per_second", "tokens_per_second", "time")
-# Lightning's ThroughputMonitor in a CSVLogger's metrics.csv; samples are those of one device.
-LIGHTNING = (("step", "step"), ("elapsed", "train|time"), ("samples", "train|samples"))
+# Lightning's ThroughputMonitor in a CSVLogger's metrics.csv, by its separator (/ unless another is given);
+# samples are those of one device.
+LIGHTNING = tuple(
+    (("step", "step"), ("elapsed", f"train{mark}time"), ("samples", f"train{mark}samples")) for mark in "/|"
+)
 _DELIMITERS = (",", ";", "\t")
 _UNCOMMON = re.compile(r"invalid perl operator: \(\?(?:<?[=!]|P|>|\()|invalid escape sequence: \\[1-9]")
 
@@ -126,7 +129,7 @@ class UserFormat:
 
     def lacking(self, header: str) -> str:
         """Return why nothing can be read from a table with this first line."""
-        if layout_of(header, self.columns) or layout_of(header, LIGHTNING):
+        if any(layout_of(header, each) for each in (self.columns, *LIGHTNING)):
             return "has the columns, but no row with values in all of them"
         names = max((cells_of(header, each) for each in _DELIMITERS), key=len)
         missing = next((column for _, column in self.columns if column not in names), None)

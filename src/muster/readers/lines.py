@@ -216,9 +216,18 @@ FORMATS = (
     ),
     LineFormat(
         "MaxText",
-        hints=("completed step: ", "number parameters: ", " Total TFLOPs: "),
+        hints=(
+            "completed step: ",
+            "number parameters: ",
+            " Total TFLOPs: ",
+            "global_batch_size_to_train_on: ",
+        ),
         step=re.compile(r"completed step: (?P<step>\d+), seconds: (?P<seconds>[\d.]+)"),
-        facts=_all(r"Tokens/s/device: (?P<tokens_per_second>[\d.]+)", r", loss: (?P<loss>[\d.]+)"),
+        facts=_all(
+            r"Tokens/s/device: (?P<tokens_per_second>[\d.]+)",
+            r", loss: (?P<loss>[\d.]+)",
+            r"\bglobal_batch_size_to_train_on: (?P<batch>\d+)",
+        ),
         settings=_all(r"^ Total TFLOPs: [\d.]+", r"number parameters: [\d.]+ \w+"),
         single=True,
         device=True,

@@ -49,5 +49,5 @@ class Reader:
         user = self.frame.user
         if layout := layout_of(text, user.columns):
             self.steps, self.layout = PlacedSteps(FORMAT, self.frame, user.workload, user.work), layout
-        elif layout := layout_of(text, LIGHTNING):
+        elif layout := next(filter(None, (layout_of(text, each) for each in LIGHTNING)), None):
             self.steps, self.layout = PlacedSteps(FORMAT, self.frame), layout

@@ -26,6 +26,7 @@ from muster.judging.document import (
     Verdict,
     looked_at,
 )
+from muster.readers._lines import OF_A_DEVICE
 
 SHOWN = 100  # hosts that are not fit, one by one
 NAMED = 4  # in a sentence
@@ -424,7 +425,10 @@ def _some(names: Sequence[str]) -> str:
 def speed_words(of: JobEntry | Peers) -> str:
     """Return a speed in the units that are known."""
     speeds = [(getattr(of, name), unit) for name, unit in _SPEEDS]
-    rates = ", ".join(f"{format_number(rate)} {unit}" for rate, unit in speeds if rate)
+    whose = " of one device" if isinstance(of, JobEntry) and OF_A_DEVICE in of.notes else ""
+    rates = ", ".join(
+        f"{format_number(rate)} {unit}{whose if 'tokens' in unit else ''}" for rate, unit in speeds if rate
+    )
     return rates or (f"{format_seconds(of.step_seconds)} a step" if of.step_seconds else "")
 
 

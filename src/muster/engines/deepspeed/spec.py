@@ -119,7 +119,7 @@ class DeepSpeedSpec(EngineSpec):
             batch=configuration.user_batch(config),
             train={**configuration.user_training(config), **({"schedule": schedule} if schedule else {})},
             optimizer=configuration.other_optimizer(config),
-            schedule="scheduler" in config,
+            schedule=(configuration.user_schedule(config) or ("",))[0],
             rise=configuration.user_rise(config),
             stage=configuration.user_stage(config),
         )
