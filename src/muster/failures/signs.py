@@ -82,6 +82,7 @@ _EXCEPTION = re.compile(
 )
 _HANDLED = "During handling of the above exception, another exception occurred"
 _CAUSED = "The above exception was the direct cause of the following exception"
+CHAINED = re.compile(f"{_HANDLED}|{_CAUSED}")
 BAD_ROW = "dataset_row"
 _SOURCE = re.compile(r"\s+raise \w")  # a line of a program, in a traceback
 _CAUGHT = re.compile(r": Caught \w+ in DataLoader worker process \d")
@@ -180,6 +181,7 @@ SENDER = re.compile(_PREFIXED)
 _WHO = re.compile(
     r"srun: error: (?P<srun>[\w.,\[\]-]+): tasks? (?P<tasks>[\d,-]+): |"
     r"error: Node failure on (?P<node>[\w.,\[\]-]+)|"
+    r"error: Task launch for \S+ failed on node (?P<launch>[\w.-]+)|"
     r"pdsh@\S+: (?P<pdsh>[\w.-]+): ssh exited|^(?P<shell>[\w.-]+): -?(?:ba|da|z|k)?sh: |"
     r"ssh: connect to host (?P<ssh>\S+) port|"
     r"on node (?P<mpi>\S+) exited on signal|\b[Rr]ank \d+, node (?P<megatron>[\w.-]+), device \d|"
@@ -254,6 +256,7 @@ _BELOW = re.compile(
     r"\blevel\"?[=:] ?\"?(?:info|debug|trace)\b"
 )
 _ABOVE = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b")
+_WARNED = re.compile(r"\bWARN(?:ING)?\b")
 # Exit codes of a program that brought a signal upon itself, as the launcher, a shell and ssh count them.
 _OWN_SIGNALS = frozenset(
     code for signal in (4, 5, 6, 7, 8, 11) for code in (-signal, 128 + signal, 256 - signal)
@@ -265,6 +268,9 @@ _FORCED = re.compile(
     r"slurmstepd: error: \*\*\* .* CANCELLED AT |"
     r"\bAborting on container exit|^Gracefully stopping\.\.\. \(press Ctrl\+C again"
 )
+# Open MPI's account of the one rank that it noticed, and Hydra's of all that a signal ended.
+_MPI_KILLED = re.compile(r"\bexited on signal 9\b|(?P<all>KILLED BY SIGNAL: 9\b|EXIT STRING: Killed)")
+_CANCELLED = re.compile(r"CANCELLED AT \S+ \*\*\*|JobState=CANCELLED\b|^State: CANCELLED\b")  # by Slurm
 _CONTAINER = re.compile(r"^\s*\S+ exited with code \d")  # of docker compose
 _TIMED = "Time limit reached. Elapsed time is "  # Lightning's Timer
 # torchrun's and Hydra's account of a process: its host, then its exit code.
@@ -364,6 +370,8 @@ _PREEMPTED = "preempted"  # of which a program is told some steps before
 _EVICTED = "pod_evicted"  # of which a message tells why
 _ASSERTED = "index_out_of_range"
 _WAITED = "nccl_watchdog_timeout"
+_NAMES = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")  # what differs from rank to rank in a message
+_ALIKE_SO_FAR = 80  # characters in which messages are alike
 _MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
@@ -394,6 +402,7 @@ class Sign:
     local_rank: int | None = None  # on its host, where torchrun's --tee says that
     own: bool = False  # its traceback ends in a line of the user's own program
     more: str = ""  # of its message: what the lines below say
+    logged: bool = False  # a logger printed its traceback, which does not begin where the program does
 
     @property
     def words(self) -> str:
@@ -416,6 +425,18 @@ class Sign:
     def is_echo(self) -> bool:
         """Whether it only reports that something else, or another rank, has failed."""
         return self.entry is not None and self.entry.is_echo
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a scheduler says that it ended the job: its time was over, or it was cancelled."""
+        return self.weight == "limit" or (self.weight == "external" and bool(_CANCELLED.search(self.text)))
+
+    @property
+    def way(self) -> tuple[Weight, str | None, str]:
+        """What is the same of two that ended the same way: of an exception without an entry its class, and
+        what it says without the names in it."""
+        named = self.weight == "exception" and self.failure is None
+        return self.weight, self.failure, _NAMES.sub("", self.text)[:_ALIKE_SO_FAR] if named else ""
 
     @property
     def points(self) -> bool:
@@ -454,6 +475,8 @@ class LineSpot(Protocol):
     @property
     def shared(self) -> bool: ...
     def further(self, text: str) -> Sequence[str]: ...
+    @property
+    def heading(self) -> str: ...
 
 
 _Key = tuple[Weight, str | None, int | None]  # with the host, or else a pod, and the rank
@@ -520,6 +543,7 @@ class Signs:
     echoes: int = 0  # lines that say only that something else has failed
     collectives: Collectives = field(default_factory=Collectives)
     finished: bool = False  # the training has ended; what comes is the end of the program
+    counted: bool = False  # by the number of its last step, and by no word
     end: int | None = None  # the number of the first line that says so
     last_end: int | None = None  # and of the first one after the last step
     late: str = ""  # the first line that says that a process crashed after that
@@ -622,7 +646,8 @@ class Signs:
         one gives a reason of its own, or none, it is this.
         """
         best = min(self._all(), key=lambda sign: sign.order, default=None)
-        best = self._before(self._raised_after(self._raised_elsewhere(best))) if best else None
+        best = self._raised_elsewhere(self._raised_before_it(best)) if best else None
+        best = self._before(self._raised_after(best)) if best else None
         if best is None or self.first is None or best.weight not in (*_BY_ITSELF, "symptom", "exit"):
             return best
         own = [sign for sign in self._all() if sign.rank == self.first]
@@ -670,14 +695,16 @@ class Signs:
         return next((each.text for each in late if self.last_end and (each.number or 0) > self.last_end), "")
 
     def after_the_end(self) -> Sign | None:
-        """Return the first exception of a traceback that was raised when a training had ended; None: there is
-        none, or only what follows from the end of other ranks."""
+        """Return the first exception of a traceback that was raised when a training had ended, or else the
+        scheduler's word that it ended the job then; None: there is none, or only what follows from the end of
+        other ranks."""
         end = self.end
         if end is None:
             return None
-        raised = (each for each in self.now.values() if each.weight in ("cause", "exception"))
-        late = [each for each in raised if each.code or is_exception(each.text)]
-        return next((each for each in late if (each.number or 0) > end), None)
+        late = [each for each in self.now.values() if (each.number or 0) > end]
+        raised = [each for each in late if each.weight in ("cause", "exception") and self.traceback]
+        told = next((each for each in raised if each.code or is_exception(each.text)), None)
+        return told or next((each for each in late if each.scheduled), None)
 
     def _raised_elsewhere(self, best: Sign) -> Sign:
         """Return an exception that nothing caught in the program of another rank than the one that was ended
@@ -686,6 +713,14 @@ class Signs:
             return best
         raised = (each for each in self._all() if each.weight == "exception" and each.uncaught and each.own)
         return next((each for each in raised if (each.host, each.rank) != (best.host, best.rank)), best)
+
+    def _raised_before_it(self, best: Sign) -> Sign:
+        """Return an exception that nothing caught in a program of MPI's instead of a SIGKILL of which its
+        launcher gives account: that ends the other ranks so because of it. Else the same sign."""
+        account = _MPI_KILLED.search(best.text) if best.weight == "killed" else None
+        raised = (each for each in self._all() if each.weight == "exception" and each.uncaught)
+        told = (each for each in raised if account and (each.own or account["all"]))
+        return next((each for each in told if (each.number or 0) < (best.number or 0)), best)
 
     def _raised_after(self, best: Sign) -> Sign:
         """Return a mistake of the program, or what surely ended it, raised after a line without a traceback
@@ -785,6 +820,10 @@ class Signs:
                 sign = replace(Sign(weight, failure, text, host, rank, *place), more=self._further(text))
                 if spot and raised:
                     sign = replace(sign, code=spot.code, uncaught=spot.uncaught, own=spot.own)
+                    sign = replace(sign, logged=bool(sign.code and not sign.uncaught and is_report(spot.heading)))
+                    if sign.logged and goes_on(spot.heading):
+                        self.met[key] = sign
+                        continue
                 self.now[key] = sign
                 self.ends += sign.uncaught
                 told = find(text) if weight == "limit" else None
@@ -1055,7 +1094,8 @@ class Signs:
             return False
         sent = match.failure.id if match and match.phrase.weight == "external" else None
         if sent or _EXTERNAL.search(text):
-            if not (self.exited or {"cause", "exception", "crash", "killed"} & weights):
+            consequence = self.exited or (self.broke and _CANCELLED.search(text))
+            if not (consequence or {"cause", "exception", "crash", "killed"} & weights):
                 asked = self._asked_till_now()
                 weight: Weight = "cause" if asked else "external"
                 self._add(weight, asked or sent, self.last if asked else text, hosts)
@@ -1148,6 +1188,17 @@ def _goes_on(text: str, entry: Recognised) -> bool:
     if _OVER.search(text) and not _OVER.search(entry.phrase.example):
         return True
     return bool(_WARNING.search(text)) and not _WARNING.search(entry.phrase.example)
+
+
+def is_report(heading: str) -> bool:
+    """Return whether a logger reports a failure in a line, right above a traceback that it prints."""
+    return bool(_LOUD.search(heading) and (_ABOVE.search(heading) or _WARNED.search(heading)))
+
+
+def goes_on(heading: str) -> bool:
+    """Return whether a logger's line above a traceback says that the program goes on: it only warns, or says
+    so."""
+    return bool(_OVER.search(heading)) or not _ABOVE.search(heading)
 
 
 def _before_it(text: str, entry: Recognised) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise, takewhile
 
@@ -90,6 +91,9 @@ NEXT_RUN = re.compile(
     r"(?!.*\b(?:done|finished|completed?|ended|results?|summary|score)\b)",
     re.IGNORECASE,
 )
+# A program begins to save, and has saved.
+_SAVES = re.compile(r"(?:^|[\])|:>-] |\bINFO )\W*(?:now )?(?:saving|writing|exporting|uploading)\b", re.IGNORECASE)
+_SAVED = re.compile(r"\b(?:saved|wrote|written|exported|uploaded|done|finished|took)\b|100 ?%", re.IGNORECASE)
 _TRACKER = re.compile(r"(?:\(\w+ pid=\d+(?:, ip=[^)]*)?\) )?wandb:")
 # What syslog puts before a program's lines, and systemd's word on a unit that ended.
 _PROGRAM = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ ([\w./@-]+)\[(\d+)\]: ")
@@ -106,6 +110,7 @@ _PLACE = re.compile(
     re.IGNORECASE,
 )
 _FEW = 2  # lines of work
+_KIND = 40  # characters, without digits, by which lines are of a kind
 _REST = 5  # lines after the last step of a program that was killed
 _LAST = 50  # lines that launchers and trackers still print after a program's word of its end
 _GROWN = 3  # times that a kind of line has to grow
@@ -240,6 +245,8 @@ def left_open(after: Sequence[str], before: Iterable[str]) -> str:
         return "" if bar[1] == bar[2] or 0 <= done - own <= 1 else lines[0]  # the training's own, drawn again
     if NEXT_RUN.match(lines[0]) or (_BEGUN.search(lines[0]) and lines[0].rstrip().endswith("...")):
         return lines[0]
+    if _SAVES.search(lines[0]) and not _SAVED.search(lines[0]) and not _never_saved(lines[0], before):
+        return lines[0]
     place = next((number for number, line in enumerate(lines[:_REST]) if _counted(line)[1]), None)
     whole = None if place is None else _OF.search(lines[place])
     if place is None or ended_well(lines[:place]) or (whole and whole[1] == whole[2]):
@@ -247,6 +254,22 @@ def left_open(after: Sequence[str], before: Iterable[str]) -> str:
     steps = [now for kind, now in map(_counted, lines) if kind == _counted(lines[place])[0]]
     higher = sum(later > step for later, step in pairwise(steps))
     return lines[place] if higher >= _FEW else ""
+
+
+def _never_saved(begun: str, before: Iterable[str]) -> bool:
+    """Return whether a program that began to save as this line says went on before without a word that it
+    had saved. `before`: the last line first."""
+    kind, later = re.sub(r"\d+", "", begun)[:_KIND], deque[str](maxlen=_REST)
+    for line in before:
+        if re.sub(r"\d+", "", line)[:_KIND] == kind:
+            return not any(map(_SAVED.search, later))
+        later.append(line)
+    return False
+
+
+def mentions_an_end(lines: Iterable[str]) -> bool:
+    """Return whether one of these lines is a program's word of its end."""
+    return any(_WELL.search(line) or _CLOSING.search(line) for line in lines)
 
 
 def _bar(line: str, bar: re.Match[str]) -> tuple[float, str, str]:

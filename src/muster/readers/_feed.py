@@ -16,7 +16,7 @@ from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 from muster.core.errors import BrokenPluginError
 from muster.core.registry import broken, fits, guarded, load_plugin, package_of, plugin_names, warn
 from muster.failures.signs import HINTS as SIGN_HINTS
-from muster.failures.signs import SENDER, Sign, complains, is_exception
+from muster.failures.signs import CHAINED, SENDER, Sign, complains, goes_on, is_exception, is_report
 from muster.failures.table import find
 from muster.readers._counters import NEXT_RUN, Counters, counts, ended_well
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
@@ -380,6 +380,19 @@ class LinePlace(NamedTuple):
         return innermost is not None and not any(part in innermost[1] for part in _OTHERS)
 
     @property
+    def heading(self) -> str:
+        """The line right above the traceback that ends here, or above all that led to it, by the same sender;
+        empty: there is none."""
+        prefix, begun = _prefix(self.block[self.place]), False
+        for line in filter(str.strip, self._back()):
+            if _prefix(line) != prefix:
+                continue
+            if begun and not CHAINED.search(line):
+                return uncoloured(line)
+            begun = "Traceback (most recent call last)" in line
+        return ""
+
+    @property
     def serving(self) -> bool:
         """Whether vLLM wrote the line, or its traceback goes through vLLM."""
         own = _VLLM.search(self.block[self.place])
@@ -457,13 +470,16 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                 if not text.strip() or text[0].isspace():
                     continue
                 waits, entry = False, find(text)
-                if entry is not None and entry.phrase.weight == "symptom":
+                spot = LinePlace(block, place, blocks[number - 1] if number else ())
+                logged = not spot.uncaught and is_report(spot.heading)
+                if (entry is not None and entry.phrase.weight == "symptom") or (
+                    logged and goes_on(spot.heading)
+                ):
                     continue
                 sign = None
                 if _is_missed(text):
-                    spot = LinePlace(block, place, blocks[number - 1] if number else ())
                     place_of = (spot.rank, spot.number, spot.when, spot.code, spot.uncaught, spot.local_rank)
-                    sign = Sign("exception", None, text, None, *place_of, spot.own)
+                    sign = Sign("exception", None, text, None, *place_of, spot.own, logged=logged)
     return sign
 
 

@@ -74,6 +74,7 @@ _SIDE = re.compile(
     r"jupyter|mlflow|server?\b|serving|proxy|heartbeat|rsync",
     re.IGNORECASE,
 )
+_LOGGED = "The program logged an exception, and no line tells another reason: {}"
 _NAMED = {
     "exception": "The program raised an exception that nothing caught: {}",
     "crash": "A process crashed in native code: a signal that it brought upon itself.",
@@ -234,7 +235,8 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     elif len(failed) == 1 and failed[0][0].why.finished:
         sign, late = failed[0][1], failed[0][0].why.complaint
         after = failed[0][0].over or sign.weight == "external" or (late and late.number == sign.number)
-        notes = [*notes, *([WHOLE] if after else ())]
+        begun = failed[0][0].why.begun
+        notes = [*notes, *([f"{BEGUN}: {begun}"] if begun else [WHOLE] if after else ())]
     ranked = sorted(failed, key=lambda each: (each[1].order, each[1].when or float("inf")))
     ranked = _cause_first(ranked)
     log, sign = ranked[0]
@@ -262,7 +264,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         (each, other)
         for each in [log, *(each for each, _ in ranked[1:])]
         for other in each.why.signs
-        if (other.weight, other.failure) != (sign.weight, sign.failure)
+        if other.way != sign.way and not (other.points and sign.weight == "exception")
         and order(other.weight) <= order("exception")
     ]
     others += [each for each in before if each[1] is not sign]
@@ -281,7 +283,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     explanation = Explanation(
         of=of,
         answer="known" if entry else "named",
-        says=entry.cause if entry else _NAMED[sign.weight].format(sign.words),
+        says=entry.cause if entry else (_LOGGED if sign.logged else _NAMED[sign.weight]).format(sign.words),
         failure=failure,
         blame=sign.blame if sign.weight == "exception" and entry is None else None,
         alike=sum(1 for _, each in ranked[1:] if _alike(each, sign)) + log.why.alike,
@@ -396,6 +398,7 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     if open_ended:
         steps = max(log.steps or 0 for log in open_ended)
         where = f" after {counted(steps, 'step')}" if steps else ""
+        where = " after its last step" if any(log.why.counted for log in open_ended) else where
         says = f"{_QUIET}{where}" + (f"; {counted(good, 'other job')} ended well" if good else "")
     if any(NOT_FINITE in note for note in notes):
         says += f"; {NOT_FINITE}: what was trained is of no use"
@@ -430,7 +433,7 @@ def _complained(
 def _ended_well(log: JobLog) -> bool:
     """Return whether its format, or its last lines, say that it ended well."""
     own = log.outcome.good and (log.over or log.why.finished)
-    return (own and not log.why.begun) or log.why.closed
+    return (own and not (log.why.begun or log.why.counted)) or log.why.closed
 
 
 def _echoes_alone(log: JobLog) -> bool:
@@ -469,7 +472,7 @@ def _went_on(log: JobLog) -> bool:
 
 
 def _alike(one: Sign, other: Sign) -> bool:
-    return (one.weight, one.failure) == (other.weight, other.failure)
+    return one.way == other.way
 
 
 def _placed(log: JobLog, sign: Sign) -> Sign:
