@@ -2029,7 +2029,7 @@ EXITED = "srun: error: cn07: task 0: Exited with exit code 2"
         (["srun: fatal: SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE are mutually exclusive."],
           "exclusive", None),
           (["srun: error: Task launch for 36.0 failed on node cn131: Job credential expired",
-          "srun: error: Application launch failed: Job credential expired"], "credential expired", None),
+          "srun: error: Application launch failed: Job credential expired"], "credential expired", "cn131"),
         # The one before: ai4d-iasc/trixie#58
         (["+ docker run x", 'docker: Error response from daemon: Conflict. The container name "/t" is in use',
           "See 'docker run --help'."], "Conflict", None),

@@ -38,6 +38,9 @@ _REASONS = tuple(
             "Main process exited",
             "Exit Code",
             "Exit code",
+            "Exit Status: ",
+            "' was stopped",
+            "terminated with the following error",
             "Process name: [[",
             "MPI_ERRORS_ARE_FATAL",
             "Node:  ",
@@ -102,6 +105,9 @@ _EXITS = re.compile(
     r"MPI_ABORT was invoked on rank (?P<abort>\d{1,6})\b|MPI_Abort\(.* - process (?P<aborted>\d{1,6})\s*$|"
     r"^= +(?:EXIT CODE: (?P<hydra>-?\d{1,9})|KILLED BY SIGNAL: (?P<intel>\d{1,2}))|"
     r"WITH THE EXIT STRING: .*\(signal (?P<mpich>\d{1,2})\)|"
+    r"^\s*Exit Status:\s+(?P<pbs>-?\d{1,3})\b|"
+    r"(?:\bERROR\b.*|[Rr]eplica \S+(?: \d+)?) exited with (?:a )?(?:non-?zero )?"
+    r"(?:exit )?(?:code|status)(?: code)?(?: of)? (?P<any>-?\d{1,9})\b|"
     r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b|exited on signal (?P<mpi>\d{1,2})\b"
 )
 _SIGNALS = ("mpi", "intel", "mpich")  # groups that are a signal's number
@@ -134,6 +140,7 @@ _FAILED = re.compile(
     r"Job \S+ is failed because \d+ \w+ replica\(s\) failed|"
     r"MPI_ERRORS_ARE_FATAL|^MPI_ABORT was invoked on rank \d|\bapplication called MPI_Abort\(|"
     r"\b(?:ERROR|CRITICAL|FATAL)\b.*\b(?:[Tt]raining|[Jj]ob) failed\b|"
+    r"^-- Process \d+ terminated with the following error|"
     r"slurmstepd: error: \*\*\* .* FAILED \(non-zero exit code or other failure mode\)|"
     r"\bJobState=FAILED\b|^State: FAILED \(exit code |"
     r"^(?:\[[^\]]*\] )?Finished: FAILURE\s*$|^# Ended \(code [1-9]|^\s*final status: FAILED\s*$|"
@@ -157,7 +164,7 @@ _EXTERNAL = re.compile(
     r"`Termination signal` is detected by the operating system|"
     r"\*\*\* SIG(?:TERM|INT) \(@\S+\) received by PID|"
     r"^TERM_(?:(?:FORCE_)?(?:OWNER|ADMIN)|EXTERNAL_SIGNAL)\b|job\.exception type=cancel\b|"
-    r"^(?:\[[^\]]*\] )?Finished: ABORTED\s*$|^\s*final status: KILLED\s*$|"
+    r"^(?:\[[^\]]*\] )?Finished: ABORTED\s*$|^\s*final status: KILLED\s*$|^Job '[^']*' was stopped\s*$|"
     r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)|^[\w.-]+: Terminated\s*$"
 )
 # A shell's word on what it ran beside the training, or after it: that watches, waits or copies.
@@ -325,6 +332,8 @@ _POINTS = re.compile(
     r".{0,9}\b(?:above|for (?:the |more )?(?:root cause|details))\b"
 )
 _LEVEL = re.compile(r"\bNCCL WARN\b|\bERROR\b|\bFATAL\b|\bCRITICAL\b|(?:^|\[)[EF]\d* |\b[Ee]rror: |\bNVRM: ")
+# torchrun's account of processes that failed: its headings, and what it has no file for.
+_HEADINGS = re.compile(r"^\s*(?:\S+ FAILED|Failures:|Root Cause \(first observed failure\):|error_file: .*)\s*$")
 _LOUD = re.compile(r"[Ee]rror|\bERR(?:OR)?\b|FATAL|[Ff]atal|CRITICAL|[Ff]ail(?:ed|ure)|FAILED|[Aa]bort")
 # How programs of Unix say why they end: "fatal: ...", "srun: error: ...", "cp: cannot stat ...", "x: y: Is a
 # directory"; and those that copy to a store: s5cmd, aws, gsutil, rclone, rsync, azcopy, mc. A figure that is
@@ -335,15 +344,18 @@ _STORE = re.compile(
     r"\d{4}/\d\d/\d\d [\d:]+ (?:[A-Z]+ ?: )?(?:.*: )?Failed to \w+(?: with|:) |"
     r"Final Job Status: (?:Failed|CompletedWith)|\S+@\S+: Permission denied \("
 )
+_ERRNO = (
+    "No such file or directory|Permission denied|command not found|Is a directory|Not a directory|File exists|"
+    "Argument list too long|Input/output error|Connection refused|No space left on device|Disk quota exceeded|"
+    "Read-only file system|Stale file handle|No route to host|Connection timed out"
+)
 _COMPLAINT = re.compile(
     r"(?:[\w./+@-]+(?:\[\d+\])?: ){0,3}(?:[Ff]atal(?: error)?|FATAL(?: ERROR)?|[Ee]rror|ERROR):\s+"
     r"(?!-?[\d.]+\b|(?:[Nn]o(?:ne)?|[Nn]ull|[Ff]alse)\b)\S|"
     r"[a-z./][\w./+-]*: (?:.*: )?(?:[Cc]annot|[Cc]an't|[Cc]ould not|[Uu]nable to|[Uu]nexpected|[Ii]nvalid|"
     r"[Uu]nknown|[Uu]nrecognized) \w|"
-    r"[a-z./][\w./+-]*: .*: (?:No such file or directory|Permission denied|command not found|Is a directory|"
-    r"Not a directory|File exists|Argument list too long|Input/output error|Connection refused|"
-    r"No space left on device|Disk quota exceeded|Read-only file system|Stale file handle|No route to host|"
-    r"Connection timed out)(?: \(\d+\))?$|"
+    rf"[a-z./][\w./+-]*: .*: (?:{_ERRNO})(?: \(\d+\))?$|"
+    rf".*\b(?:[Uu]nable to|[Cc]annot|[Cc]ould not|[Ff]ailed to) \w.*\((?:{_ERRNO})\)$|"
     r"curl: \(\d+\) \w|docker: Error response from daemon: "
 )
 # What of that keeps no program from its work: of terminals, users' names, versions, and libraries probed for.
@@ -365,7 +377,8 @@ _COMPUTED = frozenset((
     "gpu_hardware",
 ))  # fmt: skip
 _FULL, _SERVED = "cuda_oom", "generation_memory"  # of a GPU; where vLLM found it
-_DISK, _SHARED = "disk_full", "dev_shm_dataloader"  # where Python's shared memory is
+# Where Python's shared memory is: what is full, and what is not there.
+_IN_SHM = {"disk_full": "dev_shm_dataloader", "no_such_file": "shared_memory_gone"}
 _PREEMPTED = "preempted"  # of which a program is told some steps before
 _EVICTED = "pod_evicted"  # of which a message tells why
 _ASSERTED = "index_out_of_range"
@@ -430,6 +443,13 @@ class Sign:
     def scheduled(self) -> bool:
         """Whether a scheduler says that it ended the job: its time was over, or it was cancelled."""
         return self.weight == "limit" or (self.weight == "external" and bool(_CANCELLED.search(self.text)))
+
+    def follows(self, raised: Sign) -> bool:
+        """Return whether it is a SIGKILL of which MPI's launcher gives account, that ended a process because of
+        an exception which nothing caught before."""
+        account = _MPI_KILLED.search(self.text) if self.weight == "killed" else None
+        sure = raised.uncaught and account is not None and bool(raised.own or account["all"])
+        return sure and (raised.number or 0) < (self.number or 0)
 
     @property
     def way(self) -> tuple[Weight, str | None, str]:
@@ -717,10 +737,8 @@ class Signs:
     def _raised_before_it(self, best: Sign) -> Sign:
         """Return an exception that nothing caught in a program of MPI's instead of a SIGKILL of which its
         launcher gives account: that ends the other ranks so because of it. Else the same sign."""
-        account = _MPI_KILLED.search(best.text) if best.weight == "killed" else None
-        raised = (each for each in self._all() if each.weight == "exception" and each.uncaught)
-        told = (each for each in raised if account and (each.own or account["all"]))
-        return next((each for each in told if (each.number or 0) < (best.number or 0)), best)
+        raised = (each for each in self._all() if each.weight == "exception")
+        return next((each for each in raised if best.follows(each)), best)
 
     def _raised_after(self, best: Sign) -> Sign:
         """Return a mistake of the program, or what surely ended it, raised after a line without a traceback
@@ -820,7 +838,7 @@ class Signs:
                 sign = replace(Sign(weight, failure, text, host, rank, *place), more=self._further(text))
                 if spot and raised:
                     sign = replace(sign, code=spot.code, uncaught=spot.uncaught, own=spot.own)
-                    sign = replace(sign, logged=bool(sign.code and not sign.uncaught and is_report(spot.heading)))
+                    sign = replace(sign, logged=bool(sign.code and not sign.uncaught and is_logged(spot.heading)))
                     if sign.logged and goes_on(spot.heading):
                         self.met[key] = sign
                         continue
@@ -1116,8 +1134,8 @@ class Signs:
             of = event.of if event and event.stage < OVER else None
             if failure == _FULL and spot and spot.serving:
                 failure = _SERVED
-            elif failure == _DISK and spot and spot.shared:
-                failure = _SHARED
+            elif spot and spot.shared:
+                failure = _IN_SHM.get(failure, failure)
             self._add(match.phrase.weight, failure, text, (None,) if nobody else hosts, rank, of)
             return False
         if _CRASH.search(text) or (shell and shell["how"] != "Aborted"):
@@ -1190,9 +1208,19 @@ def _goes_on(text: str, entry: Recognised) -> bool:
     return bool(_WARNING.search(text)) and not _WARNING.search(entry.phrase.example)
 
 
-def is_report(heading: str) -> bool:
+def is_logged(heading: str) -> bool:
     """Return whether a logger reports a failure in a line, right above a traceback that it prints."""
     return bool(_LOUD.search(heading) and (_ABOVE.search(heading) or _WARNED.search(heading)))
+
+
+def is_report(line: str) -> bool:
+    """Return whether a loud line reports that something failed, and gives no figure that is called an error,
+    nor the end of a process or an exception."""
+    failed = _ABOVE.search(line) or re.search(r"[Ff]ailed\b|FAILED|\b[Ff]atal|[Ee]rror\b(?!\W+-?[\d.]+\s*$)", line)
+    entry = find(line)
+    passing = _tells_an_end(line) or is_exception(line) or _SOURCE.match(f" {line}") or _HARMLESS.search(line)
+    field_ = re.match(r"\s*(?:Type|Status|State|Reason|Phase): ", line)  # of an account
+    return bool(failed) and not (passing or field_ or (entry and entry.phrase.weight == "symptom"))
 
 
 def goes_on(heading: str) -> bool:
@@ -1230,7 +1258,8 @@ def is_exception(text: str) -> bool:
 
 def is_loud(line: str) -> bool:
     """Return whether a line mentions an error in any words, and not as of a warning or less."""
-    return bool(_LOUD.search(line)) and not (_WARNING.search(line) or _BELOW.search(line))
+    passing = _WARNING.search(line) or _BELOW.search(line) or _HEADINGS.search(line)
+    return bool(_LOUD.search(line)) and not passing
 
 
 def complains(line: str) -> bool:

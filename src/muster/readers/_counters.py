@@ -51,6 +51,8 @@ _WELL = re.compile(
     r"(?:complete|completed|finished|done)\b(?! with| but)|"
     r"\b[Ff]inished [Tt]raining\b|\bApplication shutdown complete\b|"
     r"\b(?:[Jj]ob|[Rr]un|[Tt]raining)(?: '[^']*')? succeeded\b|"
+    r"\b(?:[Jj]ob|[Tt]ask|[Rr]un|[Tt]raining) (?:completed|finished|ended) successfully\b|"
+    r"^\s*Exit Status:\s+0\s*$|\bLoss for final step: \S|"  # PBS, TensorFlow's estimators
     r"^\s*Reason: +Completed\b|\[State Transition\] \w+ -> FINISHED\b|^Result\(.*\berror=None\b|"
     r"^Trial status: \d+ TERMINATED\s*$|\bReporting training SUCCESS\b|^EXIT_CODE=0\s*$|"
     r"^Successfully completed\.\s*$|"
@@ -64,7 +66,7 @@ _WELL = re.compile(
 )
 # The whole of a line that a program ends with, or what it is said by; and what begins something else.
 _CLOSING = re.compile(
-    r"(?:^|[\])|:>.-] |\bINFO )\W*(?:all )?(?:done|finished|completed?|success)\W*(?:$| (?:in|after|at) )|"
+    r"(?:^|[\])|:>.-] |\bINFO (?:[a-z][\w.]* )?)\W*(?:all )?(?:done|finished|completed?|success)\W*(?:$| (?:in|after|at) )|"
     r"`Trainer\.fit` stopped: `max_\w+=\S+` reached",
     re.IGNORECASE,
 )
@@ -74,6 +76,7 @@ _BEGUN = re.compile(
     r"\d ?%(?! of )|\w \.{4,} \S",
     re.IGNORECASE,
 )
+_USAGE = re.compile(r"\b[Uu]tili[sz]ation: +[\d.]+ ?%")  # in an account of a job's resources
 _SOFTLY = re.compile(
     r"^\W*(?:all )?(?:done|finished|success)\b|\b(?:model|weights) saved\b|"
     r"(?<!not )(?<!not run )\bsuccessfully\b",
@@ -199,7 +202,7 @@ def closes(ends: Iterable[str]) -> bool:
             by = _PROGRAM.match(next(iter(lines[number + 1 :]), ""))
             return by is not None and by[1] not in ("systemd", "CRON", "sshd")
         begun = _BEGUN.search(line) or NEXT_RUN.match(line)
-        if begun or counts(line):
+        if (begun or counts(line)) and not _USAGE.search(line):
             return False
     return False
 

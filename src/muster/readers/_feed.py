@@ -16,7 +16,7 @@ from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 from muster.core.errors import BrokenPluginError
 from muster.core.registry import broken, fits, guarded, load_plugin, package_of, plugin_names, warn
 from muster.failures.signs import HINTS as SIGN_HINTS
-from muster.failures.signs import CHAINED, SENDER, Sign, complains, goes_on, is_exception, is_report
+from muster.failures.signs import CHAINED, SENDER, Sign, complains, goes_on, is_exception, is_logged
 from muster.failures.table import find
 from muster.readers._counters import NEXT_RUN, Counters, counts, ended_well
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
@@ -209,9 +209,10 @@ class LineFeed:
         none, or a line is more specific."""
         signs = self.frame.signs
         best = signs.decisive()
-        if not signs.raising or (best and best.weight not in ("symptom", "exit")):
+        if not signs.raising or (best and best.weight not in ("symptom", "exit", "killed")):
             return None
-        return last_exception(self.frame, self.ends)
+        sign = last_exception(self.frame, self.ends)
+        return None if sign and best and best.weight == "killed" and not best.follows(sign) else sign
 
 
 def _cut(block: Sequence[str], place: int) -> tuple[Sequence[str], Sequence[str]]:
@@ -471,7 +472,7 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                     continue
                 waits, entry = False, find(text)
                 spot = LinePlace(block, place, blocks[number - 1] if number else ())
-                logged = not spot.uncaught and is_report(spot.heading)
+                logged = not spot.uncaught and is_logged(spot.heading)
                 if (entry is not None and entry.phrase.weight == "symptom") or (
                     logged and goes_on(spot.heading)
                 ):

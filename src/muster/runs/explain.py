@@ -19,7 +19,7 @@ from muster.core.section import Part
 from muster.core.state import State
 from muster.core.units import counted
 from muster.failures.collectives import merged
-from muster.failures.signs import Sign, has_bare_exception, is_exception, order, shortened
+from muster.failures.signs import Sign, has_bare_exception, is_exception, is_report, order, shortened
 from muster.failures.table import Blame, KnownFailure, Phase, Retry, Weight, find, known_failures
 from muster.fleet.cause import LAST_WORDS, Words
 from muster.readers._feed import sign_of
@@ -60,6 +60,7 @@ WHO: dict[Blame, str] = {
     "nobody": "nobody",
 }
 _ECHO = "no line says why: those here may only follow from what failed in another rank or host"
+_UNSURE = "no line that is known says why; an error in it says: {}"
 _COMPLAINED = "The last error in it says: {}"
 _QUIET = "no known failure is in it, and nothing says how it ended"
 _PRINTED: tuple[Weight, ...] = ("exception", "symptom", "exit")  # many programs do so, and go on
@@ -245,10 +246,11 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         return _complained(of, log, log.why.complaint, echoes, notes, sign.host)
     if sign.weight in ("symptom", "exit") and (entry is None or entry.is_echo):
         lines = _telling([each for each, _ in ranked])
+        error = _printed_error([log]) if sign.weight == "exit" else ""
         explanation = Explanation(
             of=of,
             answer="unknown",
-            says=_ECHO,
+            says=_UNSURE.format(error) if error else _ECHO,
             lines=lines,
             echoes=echoes,
             notes=notes,
@@ -259,6 +261,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         where = None if sign.rank is None else f"rank {sign.rank}"
         first = Failure(what=sign.text, where=where, host=sign.host, evidence=_evidence(log, sign))
         says = f"{where or f'a process on {sign.host}'} ended first, and no line says why"
+        says = f"{says.rpartition(', ')[0]}; {_UNSURE.format(error)}" if error else says
         return explanation.model_copy(update={"says": says, "failure": first})
     others = [
         (each, other)
@@ -366,7 +369,10 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     if stopped or notes or len(empty) == len(jobs):
         first = next(iter(stopped or empty or jobs))
         begun = first.why.begun
-        says = f"no line reports a failure; {first.job}: {f'{BEGUN}: {begun}' if begun else first.reason}"
+        error, reason = _printed_error([first]), first.reason or ""
+        says = f"no line reports a failure; {first.job}: {f'{BEGUN}: {begun}' if begun else reason}"
+        if error:
+            says = f"{_UNSURE.format(error)}; {first.job}: {reason.replace('without an error and ', '')}"
         if first in stopped:
             says += ": it was killed from outside, hangs, or still runs"
         lines = _telling(stopped or jobs)
@@ -524,6 +530,16 @@ def _evidence(log: JobLog, sign: Sign) -> DecisiveLine:
         time=sign.when,
         code=sign.code,
     )
+
+
+def _printed_error(logs: Iterable[JobLog]) -> str:
+    """Return the first of the last lines that speak of an error, in any words, and only of that: no sign of
+    another kind says the same; empty: there is none."""
+    for log in logs:
+        for line in log.why.loud:
+            if is_report(line) and not any(sign.text in line for sign in log.why.signs):
+                return line
+    return ""
 
 
 def _telling(logs: Iterable[JobLog], loud: bool = True) -> list[str]:
