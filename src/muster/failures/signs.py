@@ -263,7 +263,7 @@ _BELOW = re.compile(
     r"\blevel\"?[=:] ?\"?(?:info|debug|trace)\b"
 )
 _ABOVE = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b")
-_WARNED = re.compile(r"\bWARN(?:ING)?\b")
+_WARNED = re.compile(r"\bWARN(?:ING)?\b.*(?i:error|exception|fail|could ?n.t|could not|cannot|unable)")
 # Exit codes of a program that brought a signal upon itself, as the launcher, a shell and ssh count them.
 _OWN_SIGNALS = frozenset(
     code for signal in (4, 5, 6, 7, 8, 11) for code in (-signal, 128 + signal, 256 - signal)
@@ -333,7 +333,12 @@ _POINTS = re.compile(
 )
 _LEVEL = re.compile(r"\bNCCL WARN\b|\bERROR\b|\bFATAL\b|\bCRITICAL\b|(?:^|\[)[EF]\d* |\b[Ee]rror: |\bNVRM: ")
 # torchrun's account of processes that failed: its headings, and what it has no file for.
-_HEADINGS = re.compile(r"^\s*(?:\S+ FAILED|Failures:|Root Cause \(first observed failure\):|error_file: .*)\s*$")
+_HEADINGS = re.compile(r"\s*(?:\S+ FAILED|Failures:|Root Cause \(first .*|error_file: .*)\s*$")
+_SENTENCE = 3  # words
+_REPORTED = re.compile(
+    r"(?!\s*(?:Type|Status|State|Reason|Phase): )"  # fields of an account
+    r".*(?:[Ff]ailed\b|FAILED|\b[Ff]atal|FATAL|CRITICAL|\bERROR\b|[Ee]rror\b(?!\W+-?[\d.]+\s*$))"
+)
 _LOUD = re.compile(r"[Ee]rror|\bERR(?:OR)?\b|FATAL|[Ff]atal|CRITICAL|[Ff]ail(?:ed|ure)|FAILED|[Aa]bort")
 # How programs of Unix say why they end: "fatal: ...", "srun: error: ...", "cp: cannot stat ...", "x: y: Is a
 # directory"; and those that copy to a store: s5cmd, aws, gsutil, rclone, rsync, azcopy, mc. A figure that is
@@ -345,9 +350,9 @@ _STORE = re.compile(
     r"Final Job Status: (?:Failed|CompletedWith)|\S+@\S+: Permission denied \("
 )
 _ERRNO = (
-    "No such file or directory|Permission denied|command not found|Is a directory|Not a directory|File exists|"
-    "Argument list too long|Input/output error|Connection refused|No space left on device|Disk quota exceeded|"
-    "Read-only file system|Stale file handle|No route to host|Connection timed out"
+    "No such file or directory|Permission denied|command not found|Is a directory|Not a directory|"
+    "File exists|Argument list too long|Input/output error|Connection refused|No space left on device|"
+    "Disk quota exceeded|Read-only file system|Stale file handle|No route to host|Connection timed out"
 )
 _COMPLAINT = re.compile(
     r"(?:[\w./+@-]+(?:\[\d+\])?: ){0,3}(?:[Ff]atal(?: error)?|FATAL(?: ERROR)?|[Ee]rror|ERROR):\s+"
@@ -445,8 +450,8 @@ class Sign:
         return self.weight == "limit" or (self.weight == "external" and bool(_CANCELLED.search(self.text)))
 
     def follows(self, raised: Sign) -> bool:
-        """Return whether it is a SIGKILL of which MPI's launcher gives account, that ended a process because of
-        an exception which nothing caught before."""
+        """Return whether it is a SIGKILL of which MPI's launcher gives account, that ended a process because
+        of an exception which nothing caught before."""
         account = _MPI_KILLED.search(self.text) if self.weight == "killed" else None
         sure = raised.uncaught and account is not None and bool(raised.own or account["all"])
         return sure and (raised.number or 0) < (self.number or 0)
@@ -546,6 +551,8 @@ class Signs:
     clues: dict[str, Sign] = field(default_factory=dict)  # by their shape
     succeeded: bool = False  # that pod: what is said of its containers' earlier states ended nothing
     verdict: bool = False  # what ran all says that it went well, whatever its attempts met
+    attempted: bool = False  # torchrun tells of a process that failed, and not yet that it gives up
+    relaunched: bool = False  # it began the training again after that
     snippet: tuple[int, int] | None = None  # the rank whose exception Ray shows, and after which line
     exited: bool = False  # a process ended by an exit code of its own
     task: tuple[str, int] | None = None  # the host of a Ray task, and the line that its traceback follows
@@ -623,6 +630,8 @@ class Signs:
             ended = sign.uncaught or sign.weight in ("killed", "crash")
             if ended and sign not in self.before and len(self.before) < _FEW:
                 self.before.append(sign)
+        if self.attempted:
+            self.relaunched, self.attempted, self.broke = True, False, False
         self._keep(math.inf)
 
     def progress(self) -> None:
@@ -703,6 +712,12 @@ class Signs:
         if sign is None or sign.weight != "external" or not _ASKED.search(sign.text):
             return False
         return self.last_end is None or (sign.number or 0) < self.last_end
+
+    def ended_after(self, sign: Sign | None) -> bool:
+        """Return whether a program that was told that its time or place is over said its end after that."""
+        if sign is None or sign.weight != "limit" or self.last_end is None:
+            return False
+        return (sign.number or 0) < self.last_end
 
     def stands(self, sign: Sign) -> bool:
         """Return whether a sign is a scheduler's word on the end, whatever the program does after it."""
@@ -838,8 +853,9 @@ class Signs:
                 sign = replace(Sign(weight, failure, text, host, rank, *place), more=self._further(text))
                 if spot and raised:
                     sign = replace(sign, code=spot.code, uncaught=spot.uncaught, own=spot.own)
-                    sign = replace(sign, logged=bool(sign.code and not sign.uncaught and is_logged(spot.heading)))
-                    if sign.logged and goes_on(spot.heading):
+                    heading = spot.heading if sign.code and not sign.uncaught else ""
+                    sign = replace(sign, logged=is_logged(heading))
+                    if sign.logged and goes_on(heading):
                         self.met[key] = sign
                         continue
                 self.now[key] = sign
@@ -1079,6 +1095,8 @@ class Signs:
         crashed_rank = next((codes.pop(name) for name in _RANKS if name in codes), None)
         name, code = next(iter(codes.items()), ("", 0))
         code = -code if name in _SIGNALS else code
+        if name == "elastic":
+            self.attempted = not _ACCOUNT.match(text)
         self.forced = self.forced or bool(_FORCED.search(text))
         if self.forced and _CONTAINER.match(text):
             return False
@@ -1210,17 +1228,18 @@ def _goes_on(text: str, entry: Recognised) -> bool:
 
 def is_logged(heading: str) -> bool:
     """Return whether a logger reports a failure in a line, right above a traceback that it prints."""
-    return bool(_LOUD.search(heading) and (_ABOVE.search(heading) or _WARNED.search(heading)))
+    return bool(_ABOVE.search(heading) or _WARNED.search(heading))
 
 
 def is_report(line: str) -> bool:
     """Return whether a loud line reports that something failed, and gives no figure that is called an error,
     nor the end of a process or an exception."""
-    failed = _ABOVE.search(line) or re.search(r"[Ff]ailed\b|FAILED|\b[Ff]atal|[Ee]rror\b(?!\W+-?[\d.]+\s*$)", line)
+    if len(line.split()) < _SENTENCE or not _REPORTED.match(line):
+        return False
+    if _tells_an_end(line) or is_exception(line) or _SOURCE.match(f" {line}") or _HARMLESS.search(line):
+        return False
     entry = find(line)
-    passing = _tells_an_end(line) or is_exception(line) or _SOURCE.match(f" {line}") or _HARMLESS.search(line)
-    field_ = re.match(r"\s*(?:Type|Status|State|Reason|Phase): ", line)  # of an account
-    return bool(failed) and not (passing or field_ or (entry and entry.phrase.weight == "symptom"))
+    return entry is None or entry.phrase.weight != "symptom"
 
 
 def goes_on(heading: str) -> bool:
@@ -1258,7 +1277,7 @@ def is_exception(text: str) -> bool:
 
 def is_loud(line: str) -> bool:
     """Return whether a line mentions an error in any words, and not as of a warning or less."""
-    passing = _WARNING.search(line) or _BELOW.search(line) or _HEADINGS.search(line)
+    passing = _WARNING.search(line) or _BELOW.search(line) or _HEADINGS.match(line)
     return bool(_LOUD.search(line)) and not passing
 
 

@@ -66,7 +66,8 @@ _WELL = re.compile(
 )
 # The whole of a line that a program ends with, or what it is said by; and what begins something else.
 _CLOSING = re.compile(
-    r"(?:^|[\])|:>.-] |\bINFO (?:[a-z][\w.]* )?)\W*(?:all )?(?:done|finished|completed?|success)\W*(?:$| (?:in|after|at) )|"
+    r"(?:^|[\])|:>.-] |\bINFO (?:[a-z][\w.]* )?)\W*(?:all )?(?:done|finished|completed?|success)\W*"
+    r"(?:$| (?:in|after|at) )|"
     r"`Trainer\.fit` stopped: `max_\w+=\S+` reached",
     re.IGNORECASE,
 )
@@ -95,7 +96,9 @@ NEXT_RUN = re.compile(
     re.IGNORECASE,
 )
 # A program begins to save, and has saved.
-_SAVES = re.compile(r"(?:^|[\])|:>-] |\bINFO )\W*(?:now )?(?:saving|writing|exporting|uploading)\b", re.IGNORECASE)
+_SAVES = re.compile(
+    r"(?:^|[\])|:>-] |\bINFO )\W*(?:now )?(?:saving|writing|exporting|uploading)\b", re.IGNORECASE
+)
 _SAVED = re.compile(r"\b(?:saved|wrote|written|exported|uploaded|done|finished|took)\b|100 ?%", re.IGNORECASE)
 _TRACKER = re.compile(r"(?:\(\w+ pid=\d+(?:, ip=[^)]*)?\) )?wandb:")
 # What syslog puts before a program's lines, and systemd's word on a unit that ended.

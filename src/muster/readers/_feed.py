@@ -15,8 +15,8 @@ from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 
 from muster.core.errors import BrokenPluginError
 from muster.core.registry import broken, fits, guarded, load_plugin, package_of, plugin_names, warn
-from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.signs import CHAINED, SENDER, Sign, complains, goes_on, is_exception, is_logged
+from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.table import find
 from muster.readers._counters import NEXT_RUN, Counters, counts, ended_well
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured

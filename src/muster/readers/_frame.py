@@ -203,7 +203,7 @@ class Frame:
         self.signs.progress()
 
     def finish(self, *, counted: bool = False) -> None:
-        """Record that a reader has seen the training's end. `counted`: by the number of its last step alone."""
+        """Record that a reader has seen the training's end. `counted`: by the number of its last step."""
         self.signs.counted = counted and (self.signs.counted or not self.signs.finished)
         self.signs.finish()
 

@@ -150,7 +150,7 @@ def _after(feed: LineFeed) -> EndOfLog:
         before=before,
         begun=shortened(begun),
         complaint=complaint,
-        verdict=feed.frame.signs.verdict,
+        verdict=feed.frame.signs.verdict or feed.frame.signs.relaunched,
         counted=counted,
     )
 
@@ -217,8 +217,9 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         onward=onward,
         collectives=signs.collectives,
         before=_brief(signs.before),
-        finished=(signs.finished and not signs.asked(first))
+        finished=(signs.finished and not (signs.asked(first) or signs.ended_after(first)))
         or (outside and counters.reached_last(before))
+        or (first is not None and first.scheduled and counters.trained(before))
         or late is not None,
         loud=tuple(shortened(line) for line in islice(filter(is_loud, ends), TOLD))[::-1],
         status=signs.status,
@@ -229,7 +230,7 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         worked=signs.marked or frame.steps > 0,
         clues=_brief(signs.clues.values()),
         complaint=None if signs.succeeded else late or feed.complaint(near),
-        verdict=signs.verdict,
+        verdict=signs.verdict or signs.relaunched,
     )
 
 
@@ -247,7 +248,7 @@ def _onward(
     good = not formatted and counters.ended_well(after) and not (stands and first.weight != "limit")
     if good and (restarted or not (signs.broke or signs.asked(first))):
         return "yes"
-    if another and counters.closes(ends):
+    if (another and counters.closes(ends)) or (over and counters.closes(after[::-1])):
         return "yes"
     caught = bool(first.code) and not first.uncaught and not signs.broke
     passed = over or another or (caught and counters.goes_on(after))

@@ -235,7 +235,8 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         failed, notes = before, [*notes, f"an earlier run in the same log; of the last one: {nothing.says}"]
     elif len(failed) == 1 and failed[0][0].why.finished:
         sign, late = failed[0][1], failed[0][0].why.complaint
-        after = failed[0][0].over or sign.weight == "external" or (late and late.number == sign.number)
+        outside = sign.scheduled or sign.weight == "external"
+        after = failed[0][0].over or outside or (late and late.number == sign.number)
         begun = failed[0][0].why.begun
         notes = [*notes, *([f"{BEGUN}: {begun}"] if begun else [WHOLE] if after else ())]
     ranked = sorted(failed, key=lambda each: (each[1].order, each[1].when or float("inf")))
