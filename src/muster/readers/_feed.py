@@ -472,10 +472,11 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                     continue
                 waits, entry = False, find(text)
                 spot = LinePlace(block, place, blocks[number - 1] if number else ())
-                logged = not spot.uncaught and is_logged(spot.heading)
-                if (entry is not None and entry.phrase.weight == "symptom") or (
-                    logged and goes_on(spot.heading)
-                ):
+                heading = spot.heading
+                logged = is_logged(heading) and not spot.uncaught
+                if entry is not None and entry.phrase.weight == "symptom":
+                    continue
+                if logged and goes_on(heading):
                     continue
                 sign = None
                 if _is_missed(text):
