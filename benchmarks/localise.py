@@ -34,7 +34,7 @@ from localise_page import write
 from localise_peers import PEERS
 from simulate import NOISES, Planted, SimulatedFleet, by_size, hunt, resampled
 
-from muster.judging import Posterior, Topology, judge_state
+from muster.judging import Posterior, Topology, judge_posterior
 from muster.judging.faults import OF_HOSTS, Kind
 
 Plant = Callable[[random.Random, Topology], tuple[Planted, ...]]
@@ -229,7 +229,7 @@ def good_accused(named: Iterable[tuple[str, ...]], fleet: SimulatedFleet) -> int
 
 def accused(state: Posterior) -> dict[tuple[str, ...], str | None]:
     """What is accused, and of which kind."""
-    return {each.subject: each.kind for each in judge_state(state).accused}
+    return {each.subject: each.kind for each in judge_posterior(state).accused}
 
 
 def try_ours(name: str, model: str, seeds: range, first: int) -> Counter[Any]:

@@ -108,7 +108,9 @@ def muster(*words: str, place: Path | None = None) -> Printed:
             main(list(words))
         except SystemExit as leave:
             code = int(leave.code or 0)
-    return Printed(out.getvalue(), err.getvalue(), code)
+    # How far it is stands there where the machine is slow.
+    errors = re.sub(r"(?m)^[0-9]+ of [0-9]+ files read\n", "", err.getvalue())
+    return Printed(out.getvalue(), errors, code)
 
 
 # --- what of it stands in a document ---------------------------------------------------------------------

@@ -48,7 +48,7 @@ def trial(count: int, speed: float | None, *, fits: bool = True) -> tuple[tuple[
     places = place([(host, 1) for host in HOSTS[:count]])
     job = Job("", "ssh", places, Batch(64 // count, 1, 64), "fp32", "cuda", {})
     refused = None if fits else UsageError("too little memory", where="memory")
-    step = Step(64 / speed, 0, 0, 0, 0, 0, samples=64) if speed else None
+    step = Step(64 / speed, 0, 0, 0, 0, samples=64) if speed else None
     lacks = None if fits else Shortage("device", 2, 1)
     way = TrainingWay(recipe, job.batch, needed=Need({"all": 10**9}, {}), lacks=lacks, step=step)
     decided = Decided(job, way, (1,) * count, (None,) * count, candidates=(best,), refused=refused)

@@ -1,4 +1,4 @@
-"""Hosts that are slower by the same factor: other hardware, and judged beside each other."""
+"""Hosts that are slower by the same factor: other hardware, and compared with each other only."""
 
 from __future__ import annotations
 

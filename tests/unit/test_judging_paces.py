@@ -13,7 +13,7 @@ import pytest
 from simulate import Planted, SimulatedFleet
 
 from muster.core.robust import halves_of
-from muster.judging import Baseline, JobClass, Observation, Topology, judge, judge_state, localise
+from muster.judging import Baseline, JobClass, Observation, Topology, judge, judge_posterior, localise
 from muster.judging.baseline import FEWEST
 from muster.judging.course import slow_halves
 from muster.judging.document import Judged
@@ -229,7 +229,7 @@ def test_drift_is_noticed_and_only_where_it_is() -> None:
     paces = (1.0, 1.06, 1.03, 1.0)
     state = localise(at_paces(paces, timed=False), PLAIN)
     assert state.drifts[""] == pytest.approx(0.025, abs=0.003)  # their standard deviation is 2.5 %
-    assert not judge_state(state).accused
+    assert not judge_posterior(state).accused
     assert not localise(at_paces(paces, timed=True), PLAIN).drifts
     assert not localise(at_paces((1.0,) * 4, timed=False), PLAIN).drifts
 
@@ -254,7 +254,7 @@ def test_a_few_hosts_in_pairs_that_nobody_dates(size: int) -> None:
         for _ in range(16):
             order = draw.sample(place.hosts, size)
             jobs += fleet.run(list(zip(order[::2], order[1::2], strict=True)))
-        assert not judge_state(localise(jobs, place)).accused
+        assert not judge_posterior(localise(jobs, place)).accused
 
 
 def test_many_bad_hosts_or_hiccups_are_no_drift() -> None:
@@ -262,7 +262,7 @@ def test_many_bad_hosts_or_hiccups_are_no_drift() -> None:
     for faults, hiccups in ((many, 0.0), ((), 0.05)):
         fleet = SimulatedFleet(PLAIN, faults, seed=3, hiccups=hiccups, hiccup=(0.3, 0.3))
         state = localise([job for _ in range(5) for job in fleet.run([(host,) for host in HOSTS])], PLAIN)
-        assert not state.drifts and len(named(judge_state(state))) == len(faults)
+        assert not state.drifts and len(named(judge_posterior(state))) == len(faults)
 
 
 def test_a_drift_is_said(tmp_path: Path) -> None:

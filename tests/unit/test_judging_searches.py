@@ -19,7 +19,7 @@ from muster.judging import (
     Settings,
     Topology,
     judge,
-    judge_state,
+    judge_posterior,
     localise,
     next_wave,
 )
@@ -205,7 +205,7 @@ def test_faults_are_named_and_nothing_else(search: Search) -> None:
         faults = search.faults(seed) if callable(search.faults) else search.faults
         fleet = SimulatedFleet(search.place, tuple(faults), seed=seed, **search.how)
         search_of = hunt(fleet, search.waves, search.settings)
-        found = judge_state(search_of.state)
+        found = judge_posterior(search_of.state)
         planted = {each.where: each for each in faults}
         fleets += 1
         right += named(found) == planted.keys()
@@ -230,11 +230,11 @@ def test_hosts_that_are_faster_make_nobody_slow(fast: int, slower: float) -> Non
     older = (64 - fast, slower)
     for seed in (7, 11):
         fleet = SimulatedFleet(SWITCHED, seed=seed, timed=True, older=older)
-        assert not judge_state(hunt(fleet, 6).state).accused
+        assert not judge_posterior(hunt(fleet, 6).state).accused
     if fast <= 16:
         slow = next(host for host, own in fleet.own.items() if own > 0)
         again = SimulatedFleet(SWITCHED, card(slow, by=0.1), seed=11, timed=True, older=older)
-        assert named(judge_state(hunt(again, 6).state)) == {(slow,)}
+        assert named(judge_posterior(hunt(again, 6).state)) == {(slow,)}
 
 
 @pytest.mark.parametrize(
@@ -247,19 +247,19 @@ def test_hosts_that_are_faster_make_nobody_slow(fast: int, slower: float) -> Non
 def test_of_many_bad_ones_most_are_named(bad: list[str], waves: int, least: int, how: dict[str, Any]) -> None:
     """Half of all pairs are slow then; still the fast ones are what is normal. What shows in groups alone is
     no other hardware."""
-    found = judge_state(hunt(SimulatedFleet(PLAIN, card(*sorted(bad), by=0.08), **how), waves).state)
+    found = judge_posterior(hunt(SimulatedFleet(PLAIN, card(*sorted(bad), by=0.08), **how), waves).state)
     assert named(found) <= {(host,) for host in bad} and len(named(found)) >= least and not found.alike
 
 
 def test_too_few_waves_accuse_nobody() -> None:
     for seed in range(10):
         state = hunt(SimulatedFleet(SWITCHED, card("n20"), seed=seed), 1).state
-        verdict = judge_state(state).hosts[20]
-        assert not judge_state(state).accused
+        verdict = judge_posterior(state).hosts[20]
+        assert not judge_posterior(state).accused
         assert verdict.condition == "unknown" and 0.2 < verdict.confidence < 0.6
     rack = tuple(Planted("compute", (host,), 0.05) for host in HOSTS[24:32])
     for seed in range(3):  # it may be the switch or the hosts
-        early = judge_state(hunt(SimulatedFleet(SWITCHED, rack, seed=seed, timed=True), 1).state)
+        early = judge_posterior(hunt(SimulatedFleet(SWITCHED, rack, seed=seed, timed=True), 1).state)
         assert not early.switches and not early.accused
 
 
@@ -300,7 +300,7 @@ def test_a_switch_that_is_slow_for_a_while_is_no_fault(
 ) -> None:
     for seed in range(3):
         state = hunt(Spelled(SWITCHED, faults, seed=seed, timed=True, when=when), 6).state
-        assert named(judge_state(state)) == {each.where for each in faults}
+        assert named(judge_posterior(state)) == {each.where for each in faults}
         assert faults or {each.switch for each in state.spells} == {3}
 
 
@@ -331,7 +331,7 @@ def test_where_a_host_alone_tells_nothing_only_groups_are_asked(bad: int) -> Non
     while groups := next_wave(localise(jobs, topology, settings)):
         assert all(len(group) > 1 for group in groups)
         jobs += fleet.run(groups)
-    assert named(judge_state(localise(jobs, topology, settings))) == {(HOSTS[bad],)}
+    assert named(judge_posterior(localise(jobs, topology, settings))) == {(HOSTS[bad],)}
     assert fleet.waves <= 4
 
 
@@ -359,7 +359,7 @@ def test_very_small_fleets(count: int) -> None:
     assert conditions(judge(observations, topology, stored=stored)) == {"n00": "slow"}
     blind = hunt(fleet, 50)
     assert blind.waves < 20
-    assert {each.condition for each in judge_state(blind.state).hosts} == {"unknown"}
+    assert {each.condition for each in judge_posterior(blind.state).hosts} == {"unknown"}
 
 
 def test_first_waves_try_every_link_of_the_ring() -> None:
@@ -379,7 +379,7 @@ def test_a_job_of_all_hosts_points_at_one() -> None:
     fleet = SimulatedFleet(SWITCHED, (Planted("compute", ("n20",), 0.05),), seed=2, waits=True)
     state = localise(fleet.run([HOSTS]), SWITCHED)
     assert state.suspicion(20) == max(state.suspects.values()) > 0.005
-    assert not judge_state(state).accused
+    assert not judge_posterior(state).accused
     assert any("n20" in group for group in next_wave(state)[:2])
 
 

@@ -20,7 +20,7 @@ from muster.judging import (
     Settings,
     Topology,
     judge,
-    judge_state,
+    judge_posterior,
     localise,
     next_wave,
 )
@@ -329,7 +329,7 @@ def test_small_fleets_need_a_stored_baseline(count: int, again: int, condition: 
 @pytest.mark.parametrize("slower", [0.1, 0.3, 3.0, 50.0])
 def test_one_of_five_jobs_asks_for_another(slower: float) -> None:
     state = localise(one_slow(slower), PLAIN)
-    verdict = judge_state(state).hosts[7]
+    verdict = judge_posterior(state).hosts[7]
     assert verdict.condition in ("unknown", "probably fit")
     assert 0.01 < verdict.confidence < 0.97 and "n07" in verdict.settle
     assert any("n07" in group for group in next_wave(state))
@@ -344,7 +344,7 @@ def test_words_are_in_the_order_of_probabilities(slower: float | None, others: i
     end = died("x", "n07") if slower is None else ran("x", "n07", slower=slower)
     jobs = [end if each.job == "1n07" else each for each in jobs_alone(runs=others + 1)]
     state = localise(jobs, PLAIN)
-    chance, condition = state.suspicion(7), judge_state(state).hosts[7].condition
+    chance, condition = state.suspicion(7), judge_posterior(state).hosts[7].condition
     assert condition == ("unknown" if chance > 0.25 else "probably fit") or (
         condition == "fit" and chance <= 0.1
     )

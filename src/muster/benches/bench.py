@@ -417,12 +417,12 @@ class Growth:
         # One host alone has no fabric to measure, and may not hold a job's batch.
         alone = (recipe.trains or recipe.foreign) and self.inputs.impossible(entry.name, hosts[:1]) is None
         settings = Settings(slow=suite.slow, alone=alone)
-        state = localise(observations, self.inputs.topology, settings, self.stored)
+        posterior = localise(observations, self.inputs.topology, settings, self.stored)
         refused = {frozenset(each.hosts) for each in records.values() if each.usage and not each.warm_up}
-        groups = [group for group in next_wave(state) if frozenset(group) not in refused]
+        groups = [group for group in next_wave(posterior) if frozenset(group) not in refused]
         if groups and number > suite.waves and not self.timed:
             return self._end(
-                entry, f"more was left to ask after {suite.waves} waves{more_waves(state, suite.waves)}"
+                entry, f"more was left to ask after {suite.waves} waves{more_waves(posterior, suite.waves)}"
             )
         held = suite.of(entry)
         tasks = wave_tasks(entry.name, number, groups, held.timeout)
@@ -445,14 +445,15 @@ MANY_WAVES = 50
 SURE = 5.0  # standard errors by which a slowdown has to stand out
 
 
-def more_waves(state: Posterior, made: int) -> str:
+def more_waves(posterior: Posterior, made: int) -> str:
     """Return the observed spread in words, and how many waves would resolve the slowdown that is asked for:
     the error of a mean falls with the root of their number. Empty where no spread is known; no number where
     as many were `made`, so that it is not the spread that leaves questions."""
-    spreads = [each.sigma for each in state.baselines.values() if each.count >= FEWEST and not each.stored]
+    baselines = [each for each in posterior.baselines.values() if each.count >= FEWEST and not each.stored]
+    spreads = [each.sigma for each in baselines]
     if not spreads:
         return ""
-    spread, slow = statistics.median(spreads), state.settings.slow
+    spread, slow = statistics.median(spreads), posterior.settings.slow
     waves = math.ceil((SURE * spread / slow) ** 2)
     seen = f": jobs alike differ by {spread:.1%}, and {slow:.1%} is asked for (`slow`)"
     if waves <= made:

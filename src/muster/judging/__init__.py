@@ -1,9 +1,9 @@
 """Find the host, link or switch that is bad, from jobs that ran on groups of hosts. Pure: no input, no
 output.
 
-    state = localise(observations, topology)    what all jobs so far show
-    groups = next_wave(state)                   which disjoint groups to run next; none: all is known
-    judgement = judge_state(state)              a verdict per host, and the links and switches accused
+    posterior = localise(observations, topology)    what all jobs so far show
+    groups = next_wave(posterior)                   which disjoint groups to run next; none: all is known
+    judgement = judge_posterior(posterior)              a verdict per host, and the links and switches accused
 
 `judge(observations, topology)` does the first and the last in one. docs/judging.md explains the method.
 """
@@ -13,7 +13,7 @@ from muster.judging.baseline import Baseline, JobClass, drift, fleet_baselines
 from muster.judging.document import Evidence, Subject, Verdict
 from muster.judging.localise import Posterior, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
-from muster.judging.verdict import Judgement, judge, judge_state
+from muster.judging.verdict import Judgement, judge, judge_posterior
 
 __all__ = [
     "Baseline",
@@ -30,7 +30,7 @@ __all__ = [
     "drift",
     "fleet_baselines",
     "judge",
-    "judge_state",
+    "judge_posterior",
     "localise",
     "next_wave",
 ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from muster.judging.faults import COST, OF_HOSTS, Fault, FaultCase, Fit, Kind
 from muster.judging.observation import Settings
-from muster.judging.readings import DOUBTFUL, FAILED, HARDWARE, TOGETHER
+from muster.judging.readings import DOUBTFUL, FAILED, TOGETHER
 
 HOPELESS = 16.0  # nats above the best: dropped
 
@@ -111,7 +111,7 @@ def rests_on_one_job(case: FaultCase, host: int, fit: Fit) -> bool:
     """
     readings = case.readings
     shown = shown_by(case, fit)
-    if len({readings.source[row] for row in shown}) != 1 or any(readings.most[r] >= HARDWARE for r in shown):
+    if len({readings.source[row] for row in shown}) != 1 or any(map(readings.broken, shown)):
         return False
     works = {readings.kind[row].work for row in shown}
     least = fit.by / 2 if fit.by < FAILED else FAILED

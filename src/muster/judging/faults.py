@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from muster.judging.observation import Settings, Topology
-from muster.judging.readings import FAILED, HARDWARE, STANDS_OUT, Readings, own_share, smallest
+from muster.judging.readings import FAILED, STANDS_OUT, Readings, own_share, smallest
 
 Kind = Literal["host", "compute", "card", "intermittent", "rack", "link", "switch", "uplink"]
 OF_HOSTS = frozenset(("host", "compute", "card", "intermittent"))
@@ -95,7 +95,8 @@ class FaultCase:
         return COST["link"] + (0.0 if apart in (1, count - 1) else ELSEWHERE)
 
     def slowed(self, fault: Fault) -> list[int]:
-        """Return the readings that the fault slows, except those of one host alone with slow compute."""
+        """Return the readings that the fault slows, except those of one host alone with slow compute. What
+        breaks hosts' hardware is no link and no switch."""
         if fault not in self._slowed:
             self._slowed[fault] = self._find_slowed(fault)
         return self._slowed[fault]
@@ -112,11 +113,17 @@ class FaultCase:
         if fault.kind == "link":
             mine = rows.of_host.get(fault.where[0], ())
             return [
-                row for row in mine if fault.where[1] in rows.hosts[row] and fault.where in rows.links(row)
+                row
+                for row in mine
+                if fault.where[1] in rows.hosts[row]
+                and fault.where in rows.links(row)
+                and not rows.broken(row)
             ]
         _, members = self.topology.switches[fault.where[0]]
         touched = {row for host in members for row in rows.of_host.get(self.topology.index[host], ())}
-        return sorted(row for row in touched if self.passes(fault, rows.hosts[row]))
+        return sorted(
+            row for row in touched if self.passes(fault, rows.hosts[row]) and not rows.broken(row)
+        )
 
     def passes(self, fault: Fault, hosts: tuple[int, ...]) -> bool:
         """Return whether a switch, its uplink, or what its hosts share would slow a job on these hosts."""
@@ -135,8 +142,8 @@ class FaultCase:
         if fault.kind != "compute":
             return groups if groups.expects else None
         alone = self._over_works(self.alone(fault), expected, least=DILUTED * groups.by)
-        if not alone.expects:
-            return None
+        if not alone.expects or (groups.by < FAILED <= alone.by and groups.expects):
+            return None  # what slows jobs in groups ends none alone
         hidden = not groups.by and bool(self.slowed(fault))
         gain = groups.gain + alone.gain
         if hidden:
@@ -223,7 +230,7 @@ class FaultCase:
         in any case."""
         readings = self.readings
         alone = [row for row in self.alone(fault) if not readings.hint[row]]
-        broken = [row for row in alone if readings.failed(row) and readings.most[row] >= HARDWARE]
+        broken = [row for row in alone if readings.broken(row)]
         rows = [*self.slowed(fault), *broken] if self.slowed(fault) else alone
         low = smallest(readings, rows, self.settings)
         tried, shown = len(rows), []

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from muster.core.hostlist import fold_hosts
+from muster.core.hostlist import fold_hosts, natural
 from muster.core.state import State
 from muster.core.units import counted
 from muster.failures.table import blame_of, is_hardware, known_failures
@@ -25,7 +25,7 @@ from muster.judging import (
     Topology,
     document,
     drift,
-    judge_state,
+    judge_posterior,
     localise,
 )
 from muster.judging.course import LEAST
@@ -77,10 +77,10 @@ def judged(
     shared = shared_ends([log for log in files if not log.speaker])
     jobs = _at_usual_paces(_with_errors([_job(log, shared, hardware or {}) for log in files]))
     observations = [each.observation for each in jobs if each.observation is not None]
-    hosts = sorted({host for log in files for host in log.hosts}, key=_natural)
-    state = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
-    verdict, least = judge_state(state), _least(state)
-    works = iter([each.work for each in state.observations])
+    hosts = sorted({host for log in files for host in log.hosts}, key=natural)
+    posterior = localise(observations, Topology.of(hosts, switches or {}), settings, stored)
+    verdict, least = judge_posterior(posterior), _least(posterior)
+    works = iter([each.work for each in posterior.observations])
     jobs = [
         replace(job, log=replace(job.log, work=next(works))) if job.observation is not None else job
         for job in jobs
@@ -112,19 +112,19 @@ def judged(
             *_too_fast(jobs, verdict, askable=hardware is not None),
             *_apart(verdict, stored),
             *_alike(verdict, askable=hardware is not None),
-            *_drifting(state, least),
-            *_spells(state),
+            *_drifting(posterior, least),
+            *_spells(posterior),
         ],
     )
 
 
-def _least(state: Posterior) -> dict[JobClass, float]:
+def _least(posterior: Posterior) -> dict[JobClass, float]:
     """Return what a job must be slower by, at least, to count as slow."""
     rows: dict[JobClass, list[int]] = {}
-    for row, kind in enumerate(state.case.readings.kind):
+    for row, kind in enumerate(posterior.case.readings.kind):
         rows.setdefault(kind, []).append(row)
     return {
-        kind: math.expm1(min([smallest(state.case.readings, [row], state.settings) for row in own]))
+        kind: math.expm1(min([smallest(posterior.case.readings, [row], posterior.settings) for row in own]))
         for kind, own in rows.items()
     }
 
@@ -294,7 +294,7 @@ def observation_of(log: JobLog, work: str, shared: SharedEnds | None = None) -> 
     broken = is_hardware(log.failure, log.reason)
     return Observation(
         log.job, hosts, None, log.outcome, work, culprits=culprits_of(log), hardware=broken,
-        began=log.started, ended=log.ended,
+        stops=log.stops, began=log.started, ended=log.ended,
     )  # fmt: skip
 
 
@@ -353,11 +353,11 @@ def _apart(verdict: Judgement, stored: Mapping[JobClass, Baseline]) -> list[str]
     return ["nothing was compared with the baseline: it has no jobs of the same work on as many hosts"]
 
 
-def _drifting(state: Posterior, least: Mapping[JobClass, float]) -> list[str]:
+def _drifting(posterior: Posterior, least: Mapping[JobClass, float]) -> list[str]:
     """Return notes on works whose jobs are slow at times on any hosts."""
-    dated = {each.work for each in state.observations if each.moment or each.began is not None}
+    dated = {each.work for each in posterior.observations if each.moment or each.began is not None}
     notes = []
-    for work, deviation in state.drifts.items():
+    for work, deviation in posterior.drifts.items():
         slow = max([by for key, by in least.items() if key.work == work])
         what = (
             f"jobs{f' of {work}' if work else ''} are slow at times, whoever runs them (standard deviation "
@@ -366,21 +366,22 @@ def _drifting(state: Posterior, least: Mapping[JobClass, float]) -> list[str]:
         notes.append(
             f"{what}, also next to others that are not: no host is accused of less than {slow:.0%}"
             if work in dated
-            else f"{what}, and it is not known when they ran: the fleet's pace drifts, so nobody is "
-            f"accused of less than {slow:.0%}; time stamps in the logs would tell more"
+            else f"{what}, and the logs do not say when they ran: the fleet's pace drifts, so no host is "
+            f"accused of less than {slow:.0%}; time stamps in the logs would show more"
         )
     return notes
 
 
-def _spells(state: Posterior) -> list[str]:
+def _spells(posterior: Posterior) -> list[str]:
     """Return notes on switches behind which all was slow for a while."""
     slower: dict[int, float] = {}
-    for spell in state.spells:
-        most = max(state.case.readings.value[row] for row in spell.rows)
+    for spell in posterior.spells:
+        most = max(posterior.case.readings.value[row] for row in spell.rows)
         slower[spell.switch] = max(math.expm1(most), slower.get(spell.switch, 0.0))
+    switches = posterior.topology.switches
     return [
-        f"all jobs behind {state.topology.switches[switch][0]} were slow for a while, by up to {most:.0%}, "
-        "and good at other times: no evidence against its hosts"
+        f"all jobs behind {switches[switch][0]} were slow for a while, by up to {most:.0%}, and good at "
+        "other times: no evidence against its hosts"
         for switch, most in slower.items()
     ]
 
@@ -389,8 +390,8 @@ def _alike(verdict: Judgement, *, askable: bool) -> list[str]:
     """Return notes on hosts that are slower than the others by the same factor."""
     how = "; --hardware NAME=HOSTS says that they are of another" if askable else ""
     return [
-        f"{each.words} {fold_hosts(each.hosts)} are judged beside each other; where they are of the same "
-        f"hardware as the others, they are slow{how}"
+        f"{each.words} {fold_hosts(each.hosts)} are compared with each other only; if their hardware is "
+        f"that of the others, they are slow{how}"
         for each in verdict.alike
     ]
 
@@ -422,13 +423,13 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
         )
     if alone := [log for log in logs if log.alone]:
         notes.append(
-            f"{counted(len(alone), 'job')} of which the log does not say what was trained: compared with no "
-            "others; --workload NAME says it of all of these"
+            f"the logs of {counted(len(alone), 'job')} do not say what was trained: compared with no others; "
+            "--workload NAME names the training of all of these"
         )
     if presumed := sum(PRESUMED in log.notes for log in logs):
         notes.append(
-            f"{counted(presumed, 'job')} of which the log does not say what was trained: compared with those "
-            "that are alike in all else (format, path, batch, steps, memory); --workload NAME says it"
+            f"the logs of {counted(presumed, 'job')} do not say what was trained: compared with those that "
+            "are alike in all else (format, path, batch, steps, memory); --workload NAME names it"
         )
     lost = _lost_in_stalls(jobs)
     notes += [
@@ -444,8 +445,8 @@ def _notes(jobs: Sequence[_Job]) -> list[str]:
         )
     if unplaced := [log for log in logs if log.unplaced and log.outcome is not State.UNREADABLE]:
         notes.append(
-            f"{counted(len(unplaced), 'job')} of which it is not known on which hosts they ran: no evidence "
-            "for or against any (a hostfile or SLURM_JOB_NODELIST in the log, or --host-pattern, says it)"
+            f"the logs of {counted(len(unplaced), 'job')} do not name the hosts: no evidence for or against "
+            "any (a hostfile or SLURM_JOB_NODELIST in the log, or --host-pattern, names them)"
         )
     if len(host_sets) >= MANY and len({host for hosts in host_sets for host in hosts}) == sum(
         map(len, host_sets)
@@ -488,11 +489,6 @@ def _samples(log: JobLog | None, seconds: float) -> float | None:
     if log is None or log.unit == "samples":
         return (log.batch if log and log.batch else 1.0) / seconds
     return None
-
-
-def _natural(name: str) -> str:
-    """Return a sorting key that puts node2 before node10."""
-    return re.sub(r"[0-9]+", lambda match: match[0].zfill(20), name)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ class Observation:
     hosts are compared; `computing`: seconds that each host took for what it does by itself, outside of
     collectives, or for a part of it that is the same on all, in the order of `hosts`, or nothing; `culprits`:
     hosts that the job's own logs hold responsible for its failure; `hardware`: for an error of their
-    hardware, which is no chance; `moment`: observations that share one were made side by side
+    hardware, which is no chance; `stops`: nothing says how it ended, so that its log may just have been cut;
+    `moment`: observations that share one were made side by side
     (judging/detrend.py); `began`, `ended`: when the job ran, in seconds on any one clock, from which moments
     follow where none is given; `exchanges`: the step is nothing but an exchange between hosts, so that a slow
     processor does not show in it; `spread`: relative standard error of `seconds`, by the job's own windows:
@@ -39,6 +40,7 @@ class Observation:
     computing: tuple[float, ...] = ()
     culprits: tuple[str, ...] = ()
     hardware: bool = False
+    stops: bool = False
     moment: str = ""
     began: float | None = None
     ended: float | None = None

@@ -26,6 +26,7 @@ CRASH = 9.2  # a job dies by chance: 1 in 10,000, until more are seen
 CRASHES, ASSUMED = 0.1, 1000.0
 # A job that names a hardware error of its host did not die by chance: one is enough.
 HARDWARE = 30.0
+STOPS = 4.6  # a job whose log just stops hung, or the log was cut: 1 log in 100
 # What a host does by itself can mislead: a hint costs so much less than a hiccup, and weighs no more than
 # MISLEADS where it is too fast.
 HINT, MISLEADS = 5.2, 4.0
@@ -121,6 +122,10 @@ class Readings:
     def failed(self, row: int) -> bool:
         """Return whether it is of a job that failed."""
         return self.value[row] >= FAILED
+
+    def broken(self, row: int) -> bool:
+        """Return whether it is of a job that named broken hardware of its hosts."""
+        return self.failed(row) and self.most[row] >= HARDWARE
 
     def deviations(self, row: int) -> float:
         """Return how far it is from healthy, in deviations."""
@@ -232,11 +237,10 @@ def read(
         hosts = tuple([index[host] for host in each.hosts])
         kind = JobClass(each.work, len(hosts))
         if not each.outcome.good or each.seconds is None:
-            culprits = [index[host] for host in each.culprits if host in index]
-            for host in culprits:
-                rows.add((host,), FAILED, 1.0, number, kind, HARDWARE if each.hardware else CRASH)
-            if not culprits:
-                rows.add(hosts, FAILED, 1.0, number, kind, CRASH)
+            weight = HARDWARE if each.hardware else STOPS if each.stops else CRASH
+            culprits: list[tuple[int, ...]] = [(index[host],) for host in each.culprits if host in index]
+            for of in culprits or [hosts]:
+                rows.add(of, FAILED, 1.0, number, kind, weight)
             continue
         base = baselines.get(kind)
         if base is not None:
@@ -287,7 +291,7 @@ def _learn_crashes(rows: Readings) -> None:
     if more > 0:
         rate = (CRASHES + more) / (ASSUMED / (1 + more) + len(set(rows.source)))
         for row in chance:
-            rows.most[row] = min(CRASH, -math.log(rate))
+            rows.most[row] = min(rows.most[row], -math.log(rate))
 
 
 def _learn_noise(rows: Readings, topology: Topology) -> None:

@@ -19,7 +19,7 @@ from muster.judging.explain import Component, FaultExplanation, blamed, shown_by
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
 from muster.judging.localise import Posterior, localise
 from muster.judging.observation import Group, Link, Observation, Settings, Topology
-from muster.judging.readings import FAILED, STANDS_OUT, Readings, own_share, reach, smallest
+from muster.judging.readings import FAILED, FAR, STANDS_OUT, VARIES, Readings, own_share, reach, smallest
 
 SHOWN = 6  # readings given as evidence
 WHICH_HARDWARE = "which hardware each host has: jobs of unlike hardware are not compared"
@@ -55,26 +55,32 @@ def judge(
     settings: Settings | None = None,
     stored: Mapping[JobClass, Baseline] | None = None,
 ) -> Judgement:
-    """Judge whatever jobs there were. `judge_state` takes an existing Posterior."""
-    return judge_state(localise(observations, topology, settings, stored))
+    """Judge whatever jobs there were. `judge_posterior` takes an existing Posterior."""
+    return judge_posterior(localise(observations, topology, settings, stored))
 
 
-def judge_state(state: Posterior) -> Judgement:
+def judge_posterior(posterior: Posterior) -> Judgement:
     """Return the verdicts of a Posterior."""
-    judges = _Hosts(state)
-    hosts = tuple(_of_its_kind(state, judges.verdict(host)) for host in range(len(state.topology.hosts)))
+    judges = _Hosts(posterior)
+    every = range(len(posterior.topology.hosts))
+    hosts = tuple(_of_its_kind(posterior, judges.verdict(host)) for host in every)
     links: list[Verdict] = []
     switches: list[Verdict] = []
-    for part in state.parts:
+    for part in posterior.parts:
         for fault in part.faults():
             if fault.kind in OF_HOSTS or fault.kind == "rack":  # a rack is its hosts
                 continue
-            verdict = _shared(state, part, fault)
+            verdict = _shared(posterior, part, fault)
             if verdict is not None:
                 (links if fault.kind == "link" else switches).append(verdict)
     accused = {each.subject for each in (*hosts, *links, *switches) if each.bad}
     return Judgement(
-        hosts, tuple(links), tuple(switches), state.baselines, _one_of(state, accused), state.alike
+        hosts,
+        tuple(links),
+        tuple(switches),
+        posterior.baselines,
+        _one_of(posterior, accused),
+        posterior.alike,
     )
 
 
@@ -82,10 +88,10 @@ def _changed(verdict: Verdict, **fields: Any) -> Verdict:
     return verdict.model_copy(update=fields)
 
 
-def _of_its_kind(state: Posterior, verdict: Verdict) -> Verdict:
+def _of_its_kind(posterior: Posterior, verdict: Verdict) -> Verdict:
     """Return the verdict of a host that is good among those that are as slow, with a note that they are not
     compared with the others."""
-    group = next((each for each in state.alike if verdict.subject[0] in each.hosts), None)
+    group = next((each for each in posterior.alike if verdict.subject[0] in each.hosts), None)
     if group is None or verdict.condition not in ("fit", "differs"):
         return verdict
     reason = f"{group.words}; compared with them: {verdict.reason}"
@@ -98,33 +104,34 @@ def _of_its_kind(state: Posterior, verdict: Verdict) -> Verdict:
     )
 
 
-def _one_of(state: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+def _one_of(posterior: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     """Return suspects of which one must be bad: no explanation of their slow jobs does without a fault. A
     single one has its own verdict."""
     groups = []
-    for part in state.parts:
+    for part in posterior.parts:
         none = sum(each.probability for each in part.explanations if not each.faults)
         subjects: list[str] = []
         for fault in part.faults():
-            if part.probability(fault) > 1.0 - state.settings.named:
+            if part.probability(fault) > 1.0 - posterior.settings.named:
                 if fault.kind in OF_SWITCHES:
-                    subjects.append(state.topology.switches[fault.where[0]][0])
+                    subjects.append(posterior.topology.switches[fault.where[0]][0])
                 else:
-                    subjects += [state.topology.hosts[host] for host in fault.where]
-        names = tuple(sorted(set(subjects), key=lambda name: state.topology.index.get(name, -1)))
-        if 1.0 - none < state.settings.convict or len(names) < 2 or _one_job(state, part):
+                    subjects += [posterior.topology.hosts[host] for host in fault.where]
+        names = tuple(sorted(set(subjects), key=lambda name: posterior.topology.index.get(name, -1)))
+        if 1.0 - none < posterior.settings.convict or len(names) < 2 or _one_job(posterior, part):
             continue
-        if not any(set(each) & set(names) for each in accused) and not part_by_chance(state.case, part):
+        if not any(set(each) & set(names) for each in accused) and not part_by_chance(posterior.case, part):
             groups.append(names)
     return tuple(groups)
 
 
-def _one_job(state: Posterior, part: Component) -> bool:
-    """Return whether a single job was slow, whose hosts all have good ones of the same work."""
-    readings = state.case.readings
+def _one_job(posterior: Posterior, part: Component) -> bool:
+    """Return whether a single job was slow, whose hosts all have good ones of the same work. One that names
+    broken hardware is enough."""
+    readings = posterior.case.readings
     slowest = max([readings.value[row] for row in part.rows])
     mine = {row for row in part.rows if readings.value[row] >= slowest / 2}
-    if len({readings.source[row] for row in mine}) > 1:
+    if len({readings.source[row] for row in mine}) > 1 or any(map(readings.broken, mine)):
         return False
     works = {readings.kind[row].work for row in mine}
     return all(
@@ -137,13 +144,13 @@ def _one_job(state: Posterior, part: Component) -> bool:
     )
 
 
-def _unread(state: Posterior) -> dict[str, list[Observation]]:
+def _unread(posterior: Posterior) -> dict[str, list[Observation]]:
     """Return the jobs of each host without a reading."""
-    names = enumerate(state.topology.hosts)
+    names = enumerate(posterior.topology.hosts)
     unread: dict[str, list[Observation]] = {
-        name: [] for index, name in names if not state.case.readings.of_host.get(index)
+        name: [] for index, name in names if not posterior.case.readings.of_host.get(index)
     }
-    for each in state.observations if unread else ():
+    for each in posterior.observations if unread else ():
         for host in each.hosts:
             if host in unread:
                 unread[host].append(each)
@@ -160,10 +167,10 @@ def _nothing_known(jobs: Sequence[Observation]) -> str:
     return "its jobs cannot be compared: too few similar jobs, and no stored baseline"
 
 
-def _evidence(state: Posterior, rows: Sequence[int], but: tuple[int, ...]) -> list[Evidence]:
+def _evidence(posterior: Posterior, rows: Sequence[int], but: tuple[int, ...]) -> list[Evidence]:
     """Return the readings with most weight, the slowest first; `but`: the hosts that the verdict is about.
     Peers are those of the job, also where it is a reading of one host alone."""
-    readings, about = state.case.readings, {state.topology.hosts[host] for host in but}
+    readings, about = posterior.case.readings, {posterior.topology.hosts[host] for host in but}
     slow = sorted(
         (r for r in rows if readings.deviations(r) > STANDS_OUT), key=lambda r: (-readings.value[r], r)
     )
@@ -172,12 +179,12 @@ def _evidence(state: Posterior, rows: Sequence[int], but: tuple[int, ...]) -> li
     )
     room = max(SHOWN // 2, SHOWN - len(slow))
     chosen = [*slow[: SHOWN - min(room, len(fine))], *fine[:room]]
-    return [_one(state, row, about) for row in chosen]
+    return [_one(posterior, row, about) for row in chosen]
 
 
-def _one(state: Posterior, row: int, about: set[str]) -> Evidence:
-    readings = state.case.readings
-    job = state.observations[readings.source[row]]
+def _one(posterior: Posterior, row: int, about: set[str]) -> Evidence:
+    readings = posterior.case.readings
+    job = posterior.observations[readings.source[row]]
     peers = tuple(host for host in job.hosts if host not in about)
     if readings.failed(row):
         return Evidence(job=job.job, peers=peers, slower=None, what="failed", work=job.work)
@@ -186,18 +193,23 @@ def _one(state: Posterior, row: int, about: set[str]) -> Evidence:
     return Evidence(job=job.job, peers=peers, slower=slower, what=what, work=job.work)
 
 
-def _size(state: Posterior, fit: Fit) -> tuple[Condition, float | None, float | None]:
+def _size(posterior: Posterior, fit: Fit) -> tuple[Condition, float | None, float | None]:
     """Return slow or failing; by what share of the time; and its standard error."""
-    readings = state.case.readings
+    readings = posterior.case.readings
     mine = [row for row, by in fit.expects if by > 0]
     failures = [row for row in mine if readings.failed(row)]
     if 2 * len(failures) >= len(mine) or fit.by >= FAILED:
         return "failing", None, None
     spread = [readings.sigma[row] for row in mine if row not in failures]
     by, error = fit.by, max(spread) / math.sqrt(len(spread))
-    values = [readings.value[row] for row, its in fit.expects if its == by and row not in failures]
-    if len(values) > 2 and abs(by - statistics.median(values)) > UNLIKE * error:
-        # The likeliest size is that of some of the jobs: noise is not what was learned.
+    values = [
+        readings.value[row]
+        for row, _ in fit.expects
+        if not readings.failed(row)
+        and abs(readings.value[row] - by) <= STANDS_OUT * math.hypot(readings.sigma[row], VARIES * by)
+    ]
+    if len(values) > 1 and abs(by - statistics.median(values)) > UNLIKE * error:
+        # The likeliest size is that of some of the jobs, or of one work: noise is not what was learned.
         by, error = statistics.median(values), max(error, statistics.stdev(values) / math.sqrt(len(values)))
     return "slow", math.expm1(by), math.exp(by) * error
 
@@ -205,13 +217,13 @@ def _size(state: Posterior, fit: Fit) -> tuple[Condition, float | None, float | 
 class _Hosts:
     """The hosts' verdicts, with what they have in common."""
 
-    def __init__(self, state: Posterior) -> None:
-        self.state, self.unread = state, _unread(state)
-        self.readings = state.case.readings
-        self.blamed = blamed(state.parts, state.settings)
-        self.usual = _usual_deviations(state)
-        self.doubted = _doubted_links(state)
-        least = math.log1p(state.settings.slow)
+    def __init__(self, posterior: Posterior) -> None:
+        self.posterior, self.unread = posterior, _unread(posterior)
+        self.readings = posterior.case.readings
+        self.blamed = blamed(posterior.parts, posterior.settings)
+        self.usual = _usual_deviations(posterior)
+        self.doubted = _doubted_links(posterior)
+        least = math.log1p(posterior.settings.slow)
         self.unsure = {
             kind: clusters
             for kind, clusters in self.readings.clusters.items()
@@ -221,15 +233,15 @@ class _Hosts:
 
     def verdict(self, host: int) -> Verdict:
         """Return whether something is wrong with the host itself."""
-        state, rows = self.state, self.readings.of_host.get(host, [])
-        name = state.topology.hosts[host]
+        posterior, rows = self.posterior, self.readings.of_host.get(host, [])
+        name = posterior.topology.hosts[host]
         if not rows:
             reason = _nothing_known(self.unread[name])
             return Verdict(hosts=[name], condition="unknown", confidence=0.0, reason=reason)
-        evidence = _evidence(state, rows, (host,))
-        part, chance = state.part_of.get(host), state.suspicion(host)
-        if part is not None and chance >= state.settings.convict:
-            return _bad_host(state, part, host, evidence)
+        evidence = _evidence(posterior, rows, (host,))
+        part, chance = posterior.part_of.get(host), posterior.suspicion(host)
+        if part is not None and chance >= posterior.settings.convict:
+            return _bad_host(posterior, part, host, evidence)
         subjects = self._subjects(host, rows)
         bounds = [each.at_most for each in subjects if each.at_most is not None]
         bounded = all(each.at_most is not None or not each.jobs for each in subjects)
@@ -247,14 +259,14 @@ class _Hosts:
         shown = bool(bounds) and all(each.condition == "fit" or not each.jobs for each in subjects)
         good = shown or not unclear or self._good_but_once(host, rows)
         base = _changed(base, condition="probably fit" if good and chance <= PROBABLY else "unknown")
-        if chance > 1.0 - state.settings.named:
+        if chance > 1.0 - posterior.settings.named:
             return self._in_doubt(base, host, chance)
         if host in self.doubted:
             return self._of_doubted_link(base, host)
         if unclear:
             return _changed(base, reason=self._never_good(host, rows), settle=self._settle(name))
-        low = math.expm1(smallest(self.readings, rows, state.settings))
-        confidence = 1.0 - max(chance, _unseen(state, rows, low))
+        low = math.expm1(smallest(self.readings, rows, posterior.settings))
+        confidence = 1.0 - max(chance, _unseen(posterior, rows, low))
         differs = self._differs(rows)
         if differs is not None:
             slower, within, why = differs
@@ -269,14 +281,14 @@ class _Hosts:
     def _in_doubt(self, base: Verdict, host: int, chance: float) -> Verdict:
         """Return the verdict of a host that is suspected, and not convicted."""
         settle = self._settle(base.subject[0])
-        if host in self.state.akin:
+        if host in self.posterior.akin:
             reason = (
                 f"suspected, with a probability of {below(chance)}: as slow as hosts alike; other hardware?"
             )
             return _changed(base, reason=reason, settle=WHICH_HARDWARE)
-        if host in self.state.once:
+        if host in self.posterior.once:
             return _changed(base, reason=self._once(host, chance), settle=settle)
-        if any(fault.where == (host,) for fault in self.state.chance):
+        if any(fault.where == (host,) for fault in self.posterior.chance):
             reason = "suspected, but it may be chance: as few hosts often explain slow jobs that are random"
             return _changed(base, reason=reason, settle=settle)
         suspected = "" if chance <= PROBABLY else "suspected: "
@@ -285,9 +297,9 @@ class _Hosts:
     def _of_doubted_link(self, base: Verdict, host: int) -> Verdict:
         """Return the verdict of a host of which a link is suspected."""
         chance, fault, fit = self.doubted[host]
-        names = [self.state.topology.hosts[each] for each in fault.where]
+        names = [self.posterior.topology.hosts[each] for each in fault.where]
         other = names[fault.where[0] == host]
-        what = self._what(max(shown_by(self.state.case, fit), key=lambda row: self.readings.value[row]))
+        what = self._what(max(shown_by(self.posterior.case, fit), key=lambda row: self.readings.value[row]))
         return _changed(
             base,
             reason=f"its link to {other} is suspected, with a probability of {below(chance)}: {what}",
@@ -297,7 +309,7 @@ class _Hosts:
     def _what(self, row: int) -> str:
         """Return how slow the job of a reading was, or that it failed."""
         readings = self.readings
-        job = self.state.observations[readings.source[row]].job
+        job = self.posterior.observations[readings.source[row]].job
         if readings.failed(row):
             return f"{job} failed"
         half = "one half of " if row in readings.half else ""
@@ -305,10 +317,10 @@ class _Hosts:
 
     def _once(self, host: int, chance: float) -> str:
         """Return the evidence of a single job."""
-        state, readings = self.state, self.readings
-        fit = state.part_of[host].likeliest(host)
+        posterior, readings = self.posterior, self.readings
+        fit = posterior.part_of[host].likeliest(host)
         assert fit is not None  # it is in `once` for it
-        what = self._what(shown_by(state.case, fit)[0])
+        what = self._what(shown_by(posterior.case, fit)[0])
         others = len({readings.source[each] for each in readings.of_host[host]}) - 1
         others_words = f"its {counted(others, 'other job')} {'was' if others == 1 else 'were'} not"
         others_words = others_words if others else "it has no other"
@@ -317,12 +329,12 @@ class _Hosts:
     def _settle(self, name: str) -> str:
         """Return which job would tell more of a host."""
         if self._next is None:
-            self._next = next_wave(self.state)
+            self._next = next_wave(self.posterior)
         for group in self._next:
             if name in group:
                 others = [host for host in group if host != name]
                 return f"a job of {name} with {', '.join(others)}" if others else f"a job of {name} alone"
-        return f"more jobs of {name}, with other hosts" if len(self.state.topology.hosts) > 2 else ""
+        return f"more jobs of {name}, with other hosts" if len(self.posterior.topology.hosts) > 2 else ""
 
     def _subjects(self, host: int, rows: Sequence[int]) -> tuple[Subject, ...]:
         """Return the subjects of the host's readings, each by its own. A job that another's fault explains
@@ -331,7 +343,7 @@ class _Hosts:
         mine = [row for row in rows if row not in self.blamed or readings.alone[row]]
         alone = [row for row in mine if readings.alone[row]]
         groups = [row for row in mine if not readings.alone[row]]
-        training = [row for row in groups if not self.state.observations[readings.source[row]].exchanges]
+        training = [row for row in groups if not self.posterior.observations[readings.source[row]].exchanges]
         met = any(not readings.alone[row] for row in rows)
         subjects = [self._subject(host, "compute", alone or training, len(alone) + len(training))]
         if met:
@@ -361,7 +373,7 @@ class _Hosts:
     def _never_fast(self, host: int, rows: Sequence[int]) -> Clusters | None:
         """Return the clusters of jobs where the host may be what slows these: some others were faster, and
         it was in none of them. `rows`: of one kind."""
-        clusters, name = self.unsure.get(self.readings.kind[rows[0]]), self.state.topology.hosts[host]
+        clusters, name = self.unsure.get(self.readings.kind[rows[0]]), self.posterior.topology.hosts[host]
         return clusters if clusters is not None and name not in clusters.good else None
 
     def _subject(
@@ -413,7 +425,7 @@ class _Hosts:
         reaches that: it is no fit one, though chance may be why. None: it does not. It takes two jobs."""
         if len(rows) < 2 or not self.readings.alone[rows[0]]:
             return None
-        counts, (mean, _) = smallest(self.readings, rows, self.state.settings), self._mean(rows)
+        counts, (mean, _) = smallest(self.readings, rows, self.posterior.settings), self._mean(rows)
         return (math.expm1(mean), math.expm1(counts)) if mean >= counts else None
 
     def _plain_mean(self, rows: Sequence[int]) -> float:
@@ -428,8 +440,8 @@ class _Hosts:
         """Return how slow a good host may be at most. Drift whose moments are unknown is no reason to accuse,
         nor to call a host fit; neither is the noise of its own jobs, where others of the kind are much
         steadier."""
-        settings, kind = self.state.settings, self.readings.kind[rows[0]]
-        if kind.work in self.state.drifts:
+        settings, kind = self.posterior.settings, self.readings.kind[rows[0]]
+        if kind.work in self.posterior.drifts:
             return 2 * settings.slow
         least = smallest(self.readings, rows, settings)
         if kind in self.usual:
@@ -440,9 +452,9 @@ class _Hosts:
     def _good_but_once(self, host: int, rows: Sequence[int]) -> bool:
         """Return whether all but one of its jobs were good: that one failed, or is the only evidence against
         it."""
-        fit = self.state.part_of[host].likeliest(host) if host in self.state.once else None
+        fit = self.posterior.part_of[host].likeliest(host) if host in self.posterior.once else None
         bad = {row for row in rows if self.readings.failed(row)}
-        bad |= set(shown_by(self.state.case, fit) if fit else ())
+        bad |= set(shown_by(self.posterior.case, fit) if fit else ())
         once = len({self.readings.source[row] for row in bad}) == 1
         return once and self._good([row for row in rows if row not in bad])
 
@@ -455,7 +467,7 @@ class _Hosts:
     def _never_good(self, host: int, rows: Sequence[int]) -> str:
         """Return what is not known of a host whose jobs were slow, or differ too much, alone or in groups or
         in some work."""
-        readings, settings = self.readings, self.state.settings
+        readings, settings = self.readings, self.posterior.settings
         alone = [row for row in rows if readings.alone[row]]
         groups = [row for row in rows if not readings.alone[row]]
         for own in _by_kind(readings, groups):
@@ -513,7 +525,7 @@ class _Hosts:
             if len(own) > 1 and 2 * spread < usual <= most:
                 noise = math.sqrt(max(readings.sigma[own[0]] ** 2 - spread**2, FLOOR**2) / len(own))
                 if usual > 3 * noise:
-                    counts = math.expm1(smallest(readings, own, self.state.settings))
+                    counts = math.expm1(smallest(readings, own, self.posterior.settings))
                     few = (
                         f", {most / spread:.0f} of these since few hosts show them,"
                         if most > 5 * spread
@@ -527,34 +539,34 @@ class _Hosts:
         return None
 
 
-def _doubted_links(state: Posterior) -> dict[int, tuple[float, Fault, Fit]]:
+def _doubted_links(posterior: Posterior) -> dict[int, tuple[float, Fault, Fit]]:
     """Return hosts of which a link is suspected, and not accused: with which probability, which link, and how
     it fits."""
     doubted: dict[int, tuple[float, Fault, Fit]] = {}
-    for part in state.parts:
+    for part in posterior.parts:
         for fault in part.faults():
             chance = part.probability(fault)
-            if fault.kind == "link" and chance > 1.0 - state.settings.named:
+            if fault.kind == "link" and chance > 1.0 - posterior.settings.named:
                 fit = part.fit_of(fault)
-                if not _accuses(state, fault, fit, chance):
+                if not _accuses(posterior, fault, fit, chance):
                     for host in fault.where:
                         doubted[host] = max(doubted.get(host, (0.0, fault, fit)), (chance, fault, fit))
     return doubted
 
 
-def _usual_deviations(state: Posterior) -> dict[JobClass, float]:
+def _usual_deviations(posterior: Posterior) -> dict[JobClass, float]:
     """Return, by kind of job, the deviation that two of three hosts do not exceed, by their own steps too: a
     host's median alone, its steadiest in groups, which are as unsteady as any of their hosts. Where a stored
     baseline stands in for too few jobs: its own."""
     deviations: dict[JobClass, list[float]] = {}
-    readings = state.case.readings
+    readings, bases = posterior.case.readings, posterior.baselines
     for rows in readings.of_host.values():
         for own in _by_kind(readings, [row for row in rows if not readings.failed(row)]):
             sigmas = [readings.sigma[row] for row in own]
             usual = statistics.median_high(sigmas) if readings.alone[own[0]] else min(sigmas)
             deviations.setdefault(readings.kind[own[0]], []).append(usual)
     return {
-        kind: base.sigma if (base := state.baselines[kind]).stored else sorted(own)[(2 * len(own) - 1) // 3]
+        kind: bases[kind].sigma if bases[kind].stored else sorted(own)[(2 * len(own) - 1) // 3]
         for kind, own in deviations.items()
     }
 
@@ -572,9 +584,9 @@ def _by_kind(readings: Readings, rows: Sequence[int]) -> list[list[int]]:
     return list(kinds.values())
 
 
-def _unseen(state: Posterior, rows: Sequence[int], by: float) -> float:
+def _unseen(posterior: Posterior, rows: Sequence[int], by: float) -> float:
     """Return the probability that a slowdown of `by` exists all the same."""
-    readings = state.case.readings
+    readings = posterior.case.readings
     gain = -COST["host"]
     for row in rows:
         if not readings.alone[row]:
@@ -582,34 +594,38 @@ def _unseen(state: Posterior, rows: Sequence[int], by: float) -> float:
     return 1.0 / (1.0 + math.exp(min(50.0, -gain)))
 
 
-def _bad_host(state: Posterior, part: Component, host: int, evidence: list[Evidence]) -> Verdict:
+def _bad_host(posterior: Posterior, part: Component, host: int, evidence: list[Evidence]) -> Verdict:
     """Return the verdict of a slow or failing host, and in what."""
     kinds: dict[Kind, float] = {}
     best: tuple[FaultExplanation, Fit] | None = None
     for each in part.explanations:
         for fault, fit in zip(each.faults, each.fits, strict=True):
             if (fault.kind in OF_HOSTS and fault.where[0] == host) or (
-                fault.kind == "rack" and fault.where[0] == state.topology.behind[host]
+                fault.kind == "rack" and fault.where[0] == posterior.topology.behind[host]
             ):
                 kinds[fault.kind] = kinds.get(fault.kind, 0.0) + each.probability
                 best = best or (each, fit)
     assert best is not None  # the suspicion is the sum over these
     total = sum(kinds.values())
     likeliest = max(sorted(kinds), key=lambda kind: kinds[kind])
-    kind: Kind = likeliest if kinds[likeliest] / total >= state.settings.named else "host"
-    condition, slower, within = _size(state, best[1])
-    name = state.topology.hosts[host]
-    what = "its jobs fail" if slower is None else format_slower(slower, _whom(state, best[1]), digits=1)
-    shown = shown_by(state.case, best[1])
-    if 2 * sum(row in state.case.readings.half for row in shown) > len(shown):
+    kind: Kind = likeliest if kinds[likeliest] / total >= posterior.settings.named else "host"
+    if kind == "card" and _as_slow_alone(posterior, host, best[1]):
+        kind = "host"
+    condition, slower, within = _size(posterior, best[1])
+    name = posterior.topology.hosts[host]
+    what = "its jobs fail" if slower is None else format_slower(slower, _whom(posterior, best[1]), digits=1)
+    shown = shown_by(posterior.case, best[1])
+    if 2 * sum(row in posterior.case.readings.half for row in shown) > len(shown):
         what += ", in one half of each job"
-    reason = f"{what}, {_where(state, host, best[1])}{WORDS[kind]}"
+    reason = f"{what}, {_where(posterior, host, best[1])}{WORDS[kind]}"
     if kind == "rack":
-        switch, _ = state.topology.switches[state.topology.behind[host]]
+        switch, _ = posterior.topology.switches[posterior.topology.behind[host]]
         kind, reason = "compute", f"{what}, as all hosts behind {switch}, alone too{WORDS['rack']}"
-    if slower is None and _told(state, name, best[1]):
+    if slower is None and any(map(posterior.case.readings.broken, shown)):
+        kind, reason = "host", "its jobs fail with errors of broken hardware"
+    if slower is None and _told(posterior, name, best[1]):
         kind, reason = "host", "its jobs fail with errors that name this host"
-    chance = state.suspicion(host)
+    chance = posterior.suspicion(host)
     return Verdict(
         hosts=[name],
         condition=condition,
@@ -622,20 +638,21 @@ def _bad_host(state: Posterior, part: Component, host: int, evidence: list[Evide
     )
 
 
-def _whom(state: Posterior, fit: Fit) -> str:
+def _whom(posterior: Posterior, fit: Fit) -> str:
     """Return what its jobs were compared with."""
-    kinds = {state.case.readings.kind[row] for row, _ in fit.expects}
+    kinds = {posterior.case.readings.kind[row] for row, _ in fit.expects}
     return (
         "the baseline"
-        if all(k in state.baselines and state.baselines[k].stored for k in kinds)
+        if all(k in posterior.baselines and posterior.baselines[k].stored for k in kinds)
         else "its peers"
     )
 
 
-def _where(state: Posterior, host: int, fit: Fit) -> str:
+def _where(posterior: Posterior, host: int, fit: Fit) -> str:
     """Return in which of its jobs it shows."""
-    readings = state.case.readings
+    readings = posterior.case.readings
     shown = {readings.alone[row] for row, by in fit.expects if by > 0}
+    shown |= {readings.alone[row] for row in _as_slow_alone(posterior, host, fit)}
     seen = {readings.alone[row] for row in readings.of_host[host]}
     if shown == {True, False}:
         return "alone and in groups"
@@ -644,11 +661,22 @@ def _where(state: Posterior, host: int, fit: Fit) -> str:
     return "in groups but not alone" if True in seen else "in groups of hosts"
 
 
-def _told(state: Posterior, name: str, fit: Fit) -> bool:
+def _as_slow_alone(posterior: Posterior, host: int, fit: Fit) -> list[int]:
+    """Return the host's readings alone that are slow too, though less so than the fault would make them."""
+    readings = posterior.case.readings
+    return [
+        row
+        for row in readings.of_host[host]
+        if readings.alone[row] and not (readings.hint[row] or readings.failed(row))
+        and readings.deviations(row) > FAR and fit.by / 2 <= readings.value[row]
+    ]  # fmt: skip
+
+
+def _told(posterior: Posterior, name: str, fit: Fit) -> bool:
     """Return whether the jobs that failed, or half of them, named this host."""
-    readings = state.case.readings
+    readings = posterior.case.readings
     failed = [row for row, by in fit.expects if by > 0 and readings.failed(row)]
-    accusing = sum(name in state.observations[readings.source[row]].culprits for row in failed)
+    accusing = sum(name in posterior.observations[readings.source[row]].culprits for row in failed)
     return accusing > 0 and 2 * accusing >= len(failed)
 
 
@@ -664,23 +692,23 @@ WORDS: dict[Kind, str] = {
 }
 
 
-def _accuses(state: Posterior, fault: Fault, fit: Fit, chance: float) -> bool:
+def _accuses(posterior: Posterior, fault: Fault, fit: Fit, chance: float) -> bool:
     """Return whether a link or a switch is accused: of a link one job, however slow, is a suspicion."""
-    sources = {state.case.readings.source[row] for row in shown_by(state.case, fit)}
-    if chance < state.settings.named or fault in state.chance:
+    sources = {posterior.case.readings.source[row] for row in shown_by(posterior.case, fit)}
+    if chance < posterior.settings.named or fault in posterior.chance:
         return False
     return fault.kind != "link" or len(sources) > 1
 
 
-def _shared(state: Posterior, part: Component, fault: Fault) -> Verdict | None:
+def _shared(posterior: Posterior, part: Component, fault: Fault) -> Verdict | None:
     """Return the verdict of a link or a switch that is accused; None where it is not."""
     chance, fit = part.probability(fault), part.fit_of(fault)
-    if not _accuses(state, fault, fit, chance):
+    if not _accuses(posterior, fault, fit, chance):
         return None
-    condition, slower, within = _size(state, fit)
-    switch, hosts, but = None, [state.topology.hosts[host] for host in fault.where], fault.where
+    condition, slower, within = _size(posterior, fit)
+    switch, hosts, but = None, [posterior.topology.hosts[host] for host in fault.where], fault.where
     if fault.kind != "link":
-        switch, members = state.topology.switches[fault.where[0]]
+        switch, members = posterior.topology.switches[fault.where[0]]
         hosts, but = list(members), ()
     what = "jobs fail" if slower is None else format_slower(slower, digits=1)
     return Verdict(
@@ -692,5 +720,5 @@ def _shared(state: Posterior, part: Component, fault: Fault) -> Verdict | None:
         within=within,
         confidence=chance,
         reason=f"{what} {WORDS[fault.kind]}",
-        evidence=_evidence(state, state.case.slowed(fault), but),
+        evidence=_evidence(posterior, posterior.case.slowed(fault), but),
     )

@@ -6,7 +6,7 @@ import math
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -372,9 +372,7 @@ def _plan(
         ranks=job.world_size,
         batch=job.batch.as_dict(),
         candidates=list(decided.candidates) if len(decided.candidates) > 1 else [],
-        decisions=[
-            {"field": d.field, "value": d.value, "why": d.why} for d in (*inputs.noted, *job.decisions)
-        ],
+        decisions=[asdict(each) for each in (*inputs.noted, *job.decisions)],
         would_fit=list(decided.would_fit),
         roomier=roomier,
         notes=[*idle, *_notes(decided, memory), *filter(None, [warming, rate])],

@@ -282,15 +282,15 @@ def _batch(
     decisions: list[Decision],
 ) -> Batch:
     """Return the three batch numbers."""
-    given = _given(recipe)
-    wanted = _wanted(recipe, config, given["global"])
+    given = recipe.batch
+    wanted = _wanted(recipe, config, given.global_)
     top = DEFAULT_MICRO
     gpus = setting is not None and setting.spread.device == "cuda" and room.device is not None
     needed = need(setting) if setting is not None else None
     # Where all that a rank needs is known, a larger micro-batch is known to fit.
     if gpus and wanted and (needed is None or needed.whole):
         top = max(1, wanted // world_size)  # GPUs gain by large micro-batches, CPUs do not
-    largest, batch = _fitting(recipe, given, wanted, world_size, setting, room, top)
+    largest, batch = _fitting(recipe, wanted, world_size, setting, room, top)
     product = f"{batch.micro} x {batch.accumulation} x {counted(world_size, 'rank')} = {batch.global_}"
     why = {"micro": product, "accumulation": product, "global": product}
     if setting is not None and room.device is not None and largest < top:
@@ -299,19 +299,18 @@ def _batch(
         why["micro"] += "; all of a rank's share fits at once"
     if recipe.batch.tokens is not None and wanted is not None:
         why["global"] += _about_tokens(recipe, config, wanted, batch)
-    for name, value in (
-        ("micro", batch.micro),
-        ("accumulation", batch.accumulation),
-        ("global", batch.global_),
+    for name, value, asked in (
+        ("micro", batch.micro, given.micro),
+        ("accumulation", batch.accumulation, given.accumulation),
+        ("global", batch.global_, given.global_),
     ):
-        if given[name] is None:
+        if asked is None:
             decisions.append(Decision(f"batch.{name}", value, why[name]))
     return batch
 
 
 def _fitting(
     recipe: Recipe,
-    given: Mapping[str, int | None],
     wanted: int | None,
     world_size: int,
     setting: Setting | None,
@@ -323,26 +322,23 @@ def _fitting(
     Accumulation may need more memory than one micro-batch a step, so that it is sought once more with it.
     """
 
+    given = recipe.batch
+
     def made(setting: Setting | None) -> tuple[int, Batch]:
-        largest, micro, target = top, given["micro"], given["global"]
+        largest, micro, target = top, given.micro, given.global_
         if setting is not None and micro is None:
             largest = max(1, largest_micro(setting, room, top))
         if recipe.batch.tokens is not None and wanted is not None:
-            micro, target = _nearest(wanted, micro, given["accumulation"], world_size, largest)
-        elif micro is None and given["accumulation"] is None and target is None:
+            micro, target = _nearest(wanted, micro, given.accumulation, world_size, largest)
+        elif micro is None and given.accumulation is None and target is None:
             target = DEFAULT_MICRO * world_size  # what memory allows does not change what is trained
-        batch = resolve_batch(micro, given["accumulation"], target, world_size=world_size, largest=largest)
+        batch = resolve_batch(micro, given.accumulation, target, world_size=world_size, largest=largest)
         return largest, batch
 
     largest, batch = made(setting)
     if setting is not None and batch.accumulation > 1 and setting.spread.micro_steps == 1:
         return made(setting.spreading(micro_steps=batch.accumulation))
     return largest, batch
-
-
-def _given(recipe: Recipe) -> dict[str, int | None]:
-    batch = recipe.batch
-    return {"micro": batch.micro, "accumulation": batch.accumulation, "global": batch.global_}
 
 
 def _wanted(recipe: Recipe, config: Mapping[str, Any] | None, given: int | None) -> int | None:
@@ -413,14 +409,14 @@ def open_choices(recipe: Recipe, where: RunTarget) -> OpenChoices:
             return False
         return True
 
-    own, split, given = spec_of(recipe.engine.name).given(recipe), recipe.batch.split, _given(recipe)
+    own, split = spec_of(recipe.engine.name).given(recipe), recipe.batch.split
     fixed = set(own.batch) | ({"micro", "ranks"} if isinstance(split, list) else set())
     if own.spread or split == "measured":  # which few engines can do
         fixed.add("engine")
     about = recipe.batch.tokens is not None
     return OpenChoices(
-        accumulation=given["accumulation"],
-        global_=None if about else given["global"],
+        accumulation=recipe.batch.accumulation,
+        global_=None if about else recipe.batch.global_,
         samples=_wanted(recipe, whole_config(recipe), None) if about else None,
         fixed=frozenset(fixed),
         trace=trace,

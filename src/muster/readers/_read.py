@@ -538,7 +538,7 @@ def stopped(job: JobLog) -> JobLog:
     if not job.steps and job.loss is not None:
         where = "after steps that it does not number"
     why = f"the log stops {where} without an error and without an end"
-    return replace(job, outcome=State.TIMEOUT, reason=why, failure=None, failed=())
+    return replace(job, outcome=State.TIMEOUT, reason=why, failure=None, failed=(), stops=True)
 
 
 def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:

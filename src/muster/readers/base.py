@@ -290,6 +290,7 @@ class JobLog(JobEntry):
     # Of any outcome but succeeded; and of what failed when the training had ended. Else it says nothing.
     why: EndOfLog = EndOfLog()
     over: bool = False  # the log says that the training has ended
+    stops: bool = False  # nothing says how it ended: it hung, or the log was cut
     shapes: frozenset[str] = frozenset()  # of one that succeeded: lines that are reasons elsewhere
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from muster.reports.charts import Chart, ChartSeries, Point, style_of, usable
 from muster.reports.rundata import RunData
 from muster.results.speed import percentile
 from muster.store import events
-from muster.store.windows import warm_ups
+from muster.store.windows import seconds_of, warm_ups
 
 UNITS = (("seconds", 1, 180.0), ("minutes", 60, 10800.0), ("hours", 3600, math.inf))
 
@@ -120,7 +120,7 @@ def throughput(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Cha
     a profiler ran."""
     points: list[Point] = []
     for each in windows:
-        seconds = max(window.seconds for window in each)
+        seconds = seconds_of(each)
         whole = len(each) == data.world_size and usable(seconds) and seconds > 0 and not each[0].profiled
         points.append(
             (float(each[0].step), sum(window.samples for window in each) / seconds if whole else None)
@@ -142,7 +142,7 @@ def speed(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Chart:
     """Return steps per second of a command: of its windows, or else between two readings of its output."""
     points: list[Point] = []
     for each in windows:
-        seconds = max(window.seconds for window in each)
+        seconds = seconds_of(each)
         if usable(seconds) and seconds > 0:
             points.append((float(each[0].step), each[0].steps / seconds))
     logs = [data.folded.logs[step] for step in sorted(data.folded.logs)] if not points else []

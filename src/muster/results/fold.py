@@ -40,7 +40,7 @@ from muster.results.speed import flops, throughput, usual_seconds
 from muster.results.stragglers import parts_of
 from muster.store import events
 from muster.store.secrets import masked_program
-from muster.store.windows import measured
+from muster.store.windows import measured, seconds_of
 from muster.workloads.fabric.fold import fabric_result
 
 # ----------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def _forward(windows: Sequence[Sequence[events.Window]]) -> dict[int, float]:
 
 def _parts(windows: Sequence[Sequence[events.Window]]) -> dict[int, dict[str, float]]:
     """Return, by rank, the shares of the steps' time."""
-    whole = sum(max(each.seconds for each in ranks) for ranks in windows)
+    whole = sum(seconds_of(ranks) for ranks in windows)
     by_rank: dict[int, dict[str, float]] = {}
     for window in (each for ranks in windows for each in ranks):
         if window.rank is not None and window.parts and whole > 0:
@@ -566,7 +566,7 @@ def phases(windows: Sequence[Sequence[events.Window]]) -> list[PhaseTime]:
     """Return the shares of the steps' time. A phase ends when all ranks have ended it, so the slowest rank
     counts."""
     names = dict.fromkeys(name for ranks in windows for each in ranks for name in each.phases)
-    whole = sum(max(each.seconds for each in ranks) for ranks in windows)
+    whole = sum(seconds_of(ranks) for ranks in windows)
     samples = sum(each.samples for ranks in windows for each in ranks)
     listed = []
     for name in names:
@@ -657,7 +657,7 @@ def spent(folded: EventFold, total: float) -> Seconds:
     return Seconds(
         total=total,
         setup=setup if setup is not None and setup >= 0 else None,  # of old events: clocks that do not agree
-        training=slowest("training", sum(max(w.seconds for w in each) for each in windows) or None),
+        training=slowest("training", sum(seconds_of(each) for each in windows) or None),
         evaluation=slowest("evaluation", sum(evaluated) if evaluated else None),
         saving=slowest("saving", sum(saved.values()) if saved else None),
     )

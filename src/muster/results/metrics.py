@@ -9,6 +9,7 @@ from typing import Any
 from muster.results.fold import EventFold
 from muster.store import events
 from muster.store.atomic import csv_text
+from muster.store.windows import seconds_of
 
 COLUMNS = (
     "step", "epoch", "time", "loss", "learning_rate", "gradient_norm", "evaluation_loss", "perplexity",
@@ -46,7 +47,7 @@ def _window(ranks: list[events.Window], world_size: int | None) -> dict[str, Any
     row: dict[str, Any] = {name: _known((getattr(each, name) for each in ranks), max) for name in _PEAKS}
     row |= {"time": max(each.time for each in ranks), "skipped_steps": max(each.skipped for each in ranks)}
     row["profiled"] = int(any(each.profiled for each in ranks))
-    seconds, steps = max(each.seconds for each in ranks), max(each.steps - each.skipped for each in ranks)
+    seconds, steps = seconds_of(ranks), max(each.steps - each.skipped for each in ranks)
     if len(ranks) == world_size and seconds > 0 and steps > 0 and not row["profiled"]:
         row["samples_per_second"] = sum(each.samples for each in ranks) / seconds
         row["tokens_per_second"] = sum(each.tokens for each in ranks) / seconds

@@ -13,7 +13,7 @@ from muster.core.measure import Measure
 from muster.core.result import Flops, Throughput
 from muster.core.robust import halves_of, variation
 from muster.store import events
-from muster.store.windows import Windows, measured
+from muster.store.windows import Windows, measured, seconds_of
 
 _BY_HAND = "measure.peak_tflops"
 
@@ -25,7 +25,7 @@ def throughput(windows: Windows, warmup: int, world_size: int) -> Throughput | N
     meter leaves their seconds out. None where no window is left.
     """
     chosen = measured(windows, warmup, world_size)
-    seconds = [max(w.seconds for w in each) for each in chosen]
+    seconds = [seconds_of(each) for each in chosen]
     duration = sum(seconds)
     if duration <= 0:
         return None
@@ -86,7 +86,7 @@ def flops(
     """
     over = measured(windows, measure.warmup, job.world_size)
     chosen = [w for each in over for w in each]
-    duration = sum(max(w.seconds for w in each) for each in over)
+    duration = sum(seconds_of(each) for each in over)
     model = [w.model_flops for w in chosen if w.model_flops is not None]
     hardware = [w.hardware_flops for w in chosen if w.hardware_flops is not None]
     if duration <= 0 or not len(model) == len(hardware) == len(chosen):

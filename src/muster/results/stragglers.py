@@ -27,6 +27,7 @@ from muster.core.job import Job
 from muster.core.result import KERNEL, LEAST, Pace, Straggler
 from muster.core.robust import deviation
 from muster.store import events
+from muster.store.windows import seconds_of
 
 KEPT = 24  # moments that are looked back at
 FEWEST = 5  # of them, before anybody is named
@@ -297,7 +298,7 @@ class Stragglers:
         if not self.warm:  # devices start, and models are compiled
             self.warm = True
             return False
-        whole = max(each.seconds for each in ranks.values())
+        whole = seconds_of(ranks.values())
         if whole <= 0 or any(each.profiled for each in ranks.values()):
             return False
         by_host = self.parts.setdefault(window.step, {})

@@ -461,7 +461,7 @@ def freeze(run: RunFolder, inputs: Inputs, decided: Decided) -> None:
     recipe["train"]["gradient_checkpointing"] = job.recipe["train"]["gradient_checkpointing"]
     key = inputs.recipe.env_kept if run.recipe.exists() else None  # a resumed run's own, or a new one
     write_text(run.recipe, recipe_file(recipe, key))
-    decisions = [{"field": d.field, "value": d.value, "why": d.why} for d in job.decisions]
+    decisions = [asdict(each) for each in job.decisions]
     plan = decided.plan.model_dump(mode="json") if decided.plan else {}
     write_json(run.plan, scrubbed_data({**plan, "decisions": decisions}))
     write_json(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from muster.store import events
 
@@ -29,6 +29,11 @@ def measured(windows: Windows, warmup: int, world_size: int) -> list[Sequence[ev
             chosen.append(each)
         passed[attempt] += each[0].steps
     return chosen or plain[-1:]
+
+
+def seconds_of(ranks: Iterable[events.Window]) -> float:
+    """Return the seconds of one window of steps: those of its slowest rank."""
+    return max(each.seconds for each in ranks)
 
 
 def warm_ups(windows: Windows, warmup: int, world_size: int) -> list[tuple[int, int]]:

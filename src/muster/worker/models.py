@@ -81,7 +81,7 @@ def create(context: Context, make: Callable[[], Any]) -> Any:
 def with_caps(made: Any) -> Any:
     """Return what Transformers made: a model whose configuration caps attention scores (Gemma 2) with its own
     attention. SDPA has no cap, and Transformers 5.17 takes it for such models without a word."""
-    config = getattr(made, "config", None)
+    config: Any = getattr(made, "config", None)
     if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
         made.set_attn_implementation("eager")
     return made

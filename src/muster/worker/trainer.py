@@ -63,6 +63,10 @@ class TrainerBase(BeforeTrainer):  # type: ignore[misc]
         # Models that take **kwargs (T5) average their own loss over a micro-batch: with Muster's, which is
         # the whole of it, the trainer must not hand them a token count as well.
         self.model_accepts_loss_kwargs = False
+        if self.args.device.type == "cpu":
+            # Accelerate numbers it, Transformers 5.17 loads an optimizer's state to it, and PyTorch knows no
+            # "cpu:0" there.
+            self.args.__dict__["_setup_devices"] = torch.device("cpu")
         self.later = DeferredWork(self.args.device.type)
 
     # --- Muster's order of samples, dealt to ranks in equal or unequal parts -----------------------------

@@ -15,6 +15,7 @@ from muster.cli.output import print_table, table, tinted
 from muster.core.hostlist import fold_hosts
 from muster.core.state import State
 from muster.core.units import counted, format_number, format_seconds, format_slower
+from muster.failures.table import is_hardware
 from muster.judging.document import (
     BAD,
     Drift,
@@ -92,9 +93,15 @@ def _accused(document: Judged) -> list[tuple[str, str]]:
     for each in (*document.links, *document.switches):
         lines.append(f"{_name(each)} is {each.condition}: {each.reason}")
     for names in document.one_of:
-        some = f"at least one of {', '.join(names)} or the link between them" if len(names) > 1 else names[0]
-        reason = _against([row for row in rows_of(document) if row.host in names], document)
-        lines.append(f"{some} is bad: {reason}")
+        rows = [row for row in rows_of(document) if row.host in names]
+        ended = {one.job for row in rows for one in row.evidence if one.slower is None}
+        broken = any(is_hardware(job.failure, job.reason) for job in document.jobs if job.job in ended)
+        some = f"at least one of {', '.join(names)}" if len(names) > 1 else names[0]
+        if broken:
+            lines.append(f"{some} is bad: a job failed with an error of broken hardware")
+        else:
+            link = " or the link between them" if len(names) > 1 else ""
+            lines.append(f"{some}{link} is bad: {_against(rows, document)}")
     guilty = {row.host for row in bad}
     missed = [job.job for job in document.jobs if job.misses and guilty.isdisjoint(job.hosts)]
     if missed and not any(row.condition == "below" for row in bad):

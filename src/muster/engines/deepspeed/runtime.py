@@ -61,12 +61,17 @@ class DeepSpeedRuntime(EngineRuntime):
 
     @contextmanager
     def sharded(self, context: Context) -> Iterator[None]:
-        """Let Transformers know inside that models are cut into shards (ZeRO-3)."""
-        from transformers.integrations import HfDeepSpeedConfig
+        """Let Transformers know inside that models are cut into shards (ZeRO-3), and how to draw weights."""
+        from transformers.integrations import HfDeepSpeedConfig, deepspeed
 
         held = HfDeepSpeedConfig(context.engine_config)  # Transformers asks for it as long as it lives
-        yield
-        del held
+        theirs = getattr(deepspeed, "initialize_weights_zero3", None)
+        deepspeed.initialize_weights_zero3 = _draw_weights
+        try:
+            yield
+        finally:
+            deepspeed.initialize_weights_zero3 = theirs
+            del held
 
     @contextmanager
     def gathered(self, parameter: Any) -> Iterator[bool]:
@@ -74,10 +79,8 @@ class DeepSpeedRuntime(EngineRuntime):
         if not hasattr(parameter, "ds_id"):
             yield True
             return
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-            yield deepspeed.comm.get_rank() == 0
+        with _gathered([parameter]) as mine:
+            yield mine
 
     @contextmanager
     def readable(self, context: Context, checkpoint: Path) -> Iterator[Path]:
@@ -121,6 +124,35 @@ class DeepSpeedRuntime(EngineRuntime):
 
 
 RUNTIME = DeepSpeedRuntime
+
+
+def _draw_weights(model: Any) -> None:
+    """Draw a model's first weights on the first rank, module by module. A module's own function may change
+    its children's weights too (GPT-2, T5), so these are gathered with its own: Transformers 5.17 left them
+    out, and changed shards."""
+    import torch
+    from transformers import PreTrainedModel
+    from transformers.initialization import guard_torch_init_functions
+
+    def draw(module: Any, by: Any) -> None:
+        for child in module.children():
+            draw(child, child._initialize_weights if isinstance(child, PreTrainedModel) else by)
+        own = [child for child in module.children() if not isinstance(child, PreTrainedModel)]
+        with _gathered([each for part in (module, *own) for each in part.parameters(recurse=False)]) as mine:
+            if mine:
+                by(module, model.is_remote_code())
+
+    with torch.no_grad(), guard_torch_init_functions():
+        draw(model, model._initialize_weights)
+
+
+@contextmanager
+def _gathered(parameters: list[Any]) -> Iterator[bool]:
+    """Gather parameters inside; True on the first rank, which changes them for all."""
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0):
+        yield deepspeed.comm.get_rank() == 0
 
 
 def _announce_compiling(context: Context) -> None:

@@ -27,11 +27,7 @@ ONE_MACHINE = False
 DIALS = True
 
 _NAME = re.compile(r"[A-Za-z0-9.-]+")  # its own parser crashes on others
-
-
-def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
-    """Return an ssh command, which mpirun itself uses: the output that mpirun forwards is not byte-exact."""
-    return ssh_argv(place, launch, argv)
+remote = ssh_argv  # the output that mpirun forwards is not byte-exact
 
 
 def requests(

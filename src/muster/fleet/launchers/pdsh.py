@@ -23,12 +23,7 @@ ONE_MACHINE = False
 DIALS = True
 
 _HOST = "MUSTER-HOST"  # stands where pdsh shall put a host's name
-
-
-def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
-    """Return an ssh command, which pdsh itself uses: pdsh puts the host's name before every line of output.
-    """
-    return ssh_argv(place, launch, argv)
+remote = ssh_argv  # pdsh puts the host's name before every line of output
 
 
 def requests(

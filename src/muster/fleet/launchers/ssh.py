@@ -9,11 +9,7 @@ from muster.fleet.launchers.base import ControllerAddress, Request, agent_argv, 
 
 ONE_MACHINE = False
 DIALS = False
-
-
-def remote(place: Placement, launch: Launch, argv: list[str]) -> list[str]:
-    """Return the ssh command that runs `argv` on the host."""
-    return ssh_argv(place, launch, argv)
+remote = ssh_argv
 
 
 def requests(

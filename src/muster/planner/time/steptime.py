@@ -269,15 +269,14 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of an optimizer step, in parts that add up. `exchange`: what all calls take, of which ranks
-    wait for `communication`. `assumed`: what was neither measured nor stated."""
+    """Seconds of an optimizer step, in parts that add up. `communication`: what ranks wait for; `assumed`:
+    what was neither measured nor stated."""
 
     compute: float
     communication: float
     optimizer: float
     transfer: float
     overhead: float
-    exchange: float
     samples: int
     assumed: tuple[str, ...] = ()
 
@@ -451,7 +450,6 @@ def predict(
         optimizer=optimizer,
         transfer=transfer,
         overhead=_hooks(case) + own_work(case, figures),
-        exchange=sum(times * cost(call) for call, times in traffic.counted()),
         samples=case.batch,
         assumed=tuple(assumed),
     )

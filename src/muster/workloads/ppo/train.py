@@ -105,6 +105,8 @@ class _Trainer(Means, Rollouts, Trainer):
             self._waiting = []
         answered = self._experiences[self._at].answered
         inputs |= {"input_ids": answered.input_ids, "attention_mask": answered.attention_mask}
+        # It is a part of the step's loss already. Transformers 5.17 does not ask `loss_is_scaled_for_ga`.
+        self.current_gradient_accumulation_steps = 1
         loss: torch.Tensor = super().training_step(model, inputs)
         self._at += 1
         return loss
