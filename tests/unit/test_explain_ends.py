@@ -387,3 +387,93 @@ def test_a_run_after_another_that_ended_well() -> None:
     trained = trainer_log().rstrip("\n").split("\n")
     found = said(*trained, "+ python train.py --lr 2", *BARS, *TOP)
     assert found.failure is not None and found.failure.id == "cuda_oom"
+
+
+LIMIT = "slurmstepd: error: *** JOB 77121 ON n017 CANCELLED AT 2026-11-22T09:00:11 DUE TO TIME LIMIT ***"
+CANCELLED = "slurmstepd: error: *** STEP 7.0 ON n017 CANCELLED AT 2026-11-22T09:00:11 ***"
+ABORTED = ["srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+           "srun: error: n017: task 0: Terminated"]  # fmt: skip
+LAST_SAVE = "saving checkpoint at iteration 5000 to /ckpt in torch_dist format"
+MEGATRON = [*megatron(4900, 5001), DONE]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [[*BARS, RUNTIME], [*BARS, RUNTIME, "Training finished."], TITAN, FIT, MEGATRON,
+     [*steps_of(1, 9), "Training complete"]],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("word", "failure"),
+    [(LIMIT, "time_limit"), ("   JobState=TIMEOUT Reason=TimeLimit", "time_limit"), (CANCELLED, None),
+     ("   JobState=CANCELLED Reason=None Dependency=(null)", None)],
+)  # fmt: skip
+def test_a_scheduler_that_ends_a_job_after_its_training(
+    lines: list[str], word: str, failure: str | None
+) -> None:
+    """The training is whole; the job is not one that ended well."""
+    assert said("begin", *lines).answer == "nothing"
+    for rest in ([word], [word, *ABORTED]):
+        found = said("begin", *lines, *rest)
+        assert found.failure is not None and (found.failure.id, found.failure.what) == (failure, word.strip())
+        assert found.answer == ("known" if failure else "named") and found.notes == [WHOLE]
+
+
+def test_a_last_save_that_a_time_limit_cuts() -> None:
+    """What was begun after the training's end did not end, whoever ended it."""
+    saved = "  successfully saved checkpoint from iteration    5000 to /ckpt"
+    cut = said(*MEGATRON, LAST_SAVE, LIMIT, *ABORTED)
+    assert cut.failure is not None and cut.failure.id == "time_limit"
+    assert cut.notes == [f"{BEGUN}: {LAST_SAVE}"]
+    assert said(*MEGATRON, LAST_SAVE, saved, LIMIT, *ABORTED).notes == [WHOLE]
+    alone = said(*MEGATRON, LAST_SAVE)
+    assert (alone.answer, alone.exit_code) == ("unknown", 1) and f"{BEGUN}: {LAST_SAVE}" in alone.says
+    assert said(*MEGATRON, LAST_SAVE, saved).answer == "nothing"
+    # A program that never says that it has saved does not say so at its end either.
+    lines = [line for n in range(20) for line in (BARS[2 * n], BARS[2 * n + 1], f"Saving model to out/{n}")]
+    assert said(*lines, RUNTIME, "Saving model to out/20").answer == "nothing"
+    lines = [line for n in range(20) for line in (*lines[3 * n : 3 * n + 3], f"Model saved in out/{n}")]
+    assert said(*lines, RUNTIME, "Saving model to out/20").answer == "unknown"
+
+
+def test_a_last_step_is_no_word_of_an_end() -> None:
+    """The format has words of an end; a log that stops at its last step may be of a program that hangs."""
+    steps = megatron(4900, 5001)
+    evaluated = " validation loss at iteration 5000 | lm loss value: 2.567550E+00 |"
+    for rest in ([], [evaluated], [evaluated, "zero checkpoint saved ../mp_rank_00_optim_states.pt"]):
+        found = said(*steps, *rest)
+        assert (found.answer, found.exit_code, found.failure) == ("unknown", 1, None)
+        assert found.says.endswith("nothing says how it ended after its last step")
+        for end in (DONE, "Done.", "train.py exited with exit code 0"):
+            assert said(*steps, *rest, end).answer == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("last", "answer"),
+    [
+        ("INFO\t2026-11-20 09:14:31 +0000\tservice\t\tJob completed successfully.", "nothing"),
+        ("   Exit Status:        0\n NGPUs Requested:    8                 GPU Utilisation: 91.2%\n"
+         " Walltime requested: 24:00:00            Walltime Used: 02:52:11", "nothing"),
+        ("   Exit Status:        271\n NGPUs Requested:    8               GPU Utilisation: 91%", "unknown"),
+        ("[1,0]<stderr>:INFO:tensorflow:Loss for final step: 0.0121.", "nothing"),
+        ("2026-11-20 10:03:22 INFO train Done.", "nothing"),
+        ("Job 'raysubmit_stop1' was stopped", "named"),
+        ("I1120 10:11:12.001 2201 preemption_sync_manager.cc:95] PreemptionSyncManager received preemption "
+         "notice: SIGTERM. ", "known"),
+    ],
+)  # fmt: skip
+def test_words_of_services_on_an_end(last: str, answer: str) -> None:
+    assert said("begin", "loss 2.3", *last.split("\n")).answer == answer
+
+
+def test_an_attempt_after_which_torchrun_starts_all_anew() -> None:
+    """It says that a process failed; only where it gives up, it raises an exception itself."""
+    failed = "E1128 00:11:31.321000 304 torch/x/api.py:1002] failed (exitcode: 1) local_rank: 1 (pid: 3047)"
+    first = [*steps_of(1, 12), *RAISED[:3], f"{failed} of binary: /v/bin/python"]
+    found = said("begin", *first, *steps_of(1, 30), "Training complete")
+    assert (found.answer, found.failure, found.notes) == ("nothing", None, [RETRIED])
+    assert said("begin", *first, *steps_of(1, 30)).answer == "unknown"
+    gave_up = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+    account = [TRACEBACK, '  File "/v/bin/torchrun", line 10, in <module>', gave_up,
+               "  exitcode  : 1 (pid: 3047)"]  # fmt: skip
+    found = said("begin", *first, *account, *steps_of(1, 30), "Training complete")
+    assert found.answer == "known" and any("an earlier run in the same log" in note for note in found.notes)

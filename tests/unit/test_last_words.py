@@ -50,7 +50,8 @@ def test_what_is_known_of_an_error_goes_with_it() -> None:
     """Its id and its remedy; a peer that is gone is one, and the far end of a download is none."""
     memory = explain(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert (memory.failure, "batch.micro" in (memory.hint or "")) == ("cuda_oom", True)
-    assert explain(FULL).failure == explain(torn()).failure == "disk_full"
+    assert explain(FULL).failure == explain(torn(FULL)).failure == "disk_full"
+    assert explain(torn()).failure == "write_failed"
     assert explain(ConnectionError("Connection reset by peer")).failure == "peer_collapse"
     hub = "HTTPSConnectionPool(host='huggingface.co', port=443): Connection reset by peer"
     assert explain(ConnectionError(hub)).failure == "hf_offline"

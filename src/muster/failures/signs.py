@@ -38,6 +38,9 @@ _REASONS = tuple(
             "Main process exited",
             "Exit Code",
             "Exit code",
+            "Exit Status: ",
+            "' was stopped",
+            "terminated with the following error",
             "Process name: [[",
             "MPI_ERRORS_ARE_FATAL",
             "Node:  ",
@@ -82,6 +85,7 @@ _EXCEPTION = re.compile(
 )
 _HANDLED = "During handling of the above exception, another exception occurred"
 _CAUSED = "The above exception was the direct cause of the following exception"
+CHAINED = re.compile(f"{_HANDLED}|{_CAUSED}")
 BAD_ROW = "dataset_row"
 _SOURCE = re.compile(r"\s+raise \w")  # a line of a program, in a traceback
 _CAUGHT = re.compile(r": Caught \w+ in DataLoader worker process \d")
@@ -101,6 +105,9 @@ _EXITS = re.compile(
     r"MPI_ABORT was invoked on rank (?P<abort>\d{1,6})\b|MPI_Abort\(.* - process (?P<aborted>\d{1,6})\s*$|"
     r"^= +(?:EXIT CODE: (?P<hydra>-?\d{1,9})|KILLED BY SIGNAL: (?P<intel>\d{1,2}))|"
     r"WITH THE EXIT STRING: .*\(signal (?P<mpich>\d{1,2})\)|"
+    r"^\s*Exit Status:\s+(?P<pbs>-?\d{1,3})\b|"
+    r"(?:\bERROR\b.*|[Rr]eplica \S+(?: \d+)?) exited with (?:a )?(?:non-?zero )?"
+    r"(?:exit )?(?:code|status)(?: code)?(?: of)? (?P<any>-?\d{1,9})\b|"
     r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b|exited on signal (?P<mpi>\d{1,2})\b"
 )
 _SIGNALS = ("mpi", "intel", "mpich")  # groups that are a signal's number
@@ -133,6 +140,7 @@ _FAILED = re.compile(
     r"Job \S+ is failed because \d+ \w+ replica\(s\) failed|"
     r"MPI_ERRORS_ARE_FATAL|^MPI_ABORT was invoked on rank \d|\bapplication called MPI_Abort\(|"
     r"\b(?:ERROR|CRITICAL|FATAL)\b.*\b(?:[Tt]raining|[Jj]ob) failed\b|"
+    r"^-- Process \d+ terminated with the following error|"
     r"slurmstepd: error: \*\*\* .* FAILED \(non-zero exit code or other failure mode\)|"
     r"\bJobState=FAILED\b|^State: FAILED \(exit code |"
     r"^(?:\[[^\]]*\] )?Finished: FAILURE\s*$|^# Ended \(code [1-9]|^\s*final status: FAILED\s*$|"
@@ -156,7 +164,7 @@ _EXTERNAL = re.compile(
     r"`Termination signal` is detected by the operating system|"
     r"\*\*\* SIG(?:TERM|INT) \(@\S+\) received by PID|"
     r"^TERM_(?:(?:FORCE_)?(?:OWNER|ADMIN)|EXTERNAL_SIGNAL)\b|job\.exception type=cancel\b|"
-    r"^(?:\[[^\]]*\] )?Finished: ABORTED\s*$|^\s*final status: KILLED\s*$|"
+    r"^(?:\[[^\]]*\] )?Finished: ABORTED\s*$|^\s*final status: KILLED\s*$|^Job '[^']*' was stopped\s*$|"
     r"^(?:Terminated|KeyboardInterrupt)(?:: |  |\s*$)|^[\w.-]+: Terminated\s*$"
 )
 # A shell's word on what it ran beside the training, or after it: that watches, waits or copies.
@@ -180,6 +188,7 @@ SENDER = re.compile(_PREFIXED)
 _WHO = re.compile(
     r"srun: error: (?P<srun>[\w.,\[\]-]+): tasks? (?P<tasks>[\d,-]+): |"
     r"error: Node failure on (?P<node>[\w.,\[\]-]+)|"
+    r"error: Task launch for \S+ failed on node (?P<launch>[\w.-]+)|"
     r"pdsh@\S+: (?P<pdsh>[\w.-]+): ssh exited|^(?P<shell>[\w.-]+): -?(?:ba|da|z|k)?sh: |"
     r"ssh: connect to host (?P<ssh>\S+) port|"
     r"on node (?P<mpi>\S+) exited on signal|\b[Rr]ank \d+, node (?P<megatron>[\w.-]+), device \d|"
@@ -254,6 +263,7 @@ _BELOW = re.compile(
     r"\blevel\"?[=:] ?\"?(?:info|debug|trace)\b"
 )
 _ABOVE = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b")
+_WARNED = re.compile(r"\bWARN(?:ING)?\b.*(?i:error|exception|fail|could ?n.t|could not|cannot|unable)")
 # Exit codes of a program that brought a signal upon itself, as the launcher, a shell and ssh count them.
 _OWN_SIGNALS = frozenset(
     code for signal in (4, 5, 6, 7, 8, 11) for code in (-signal, 128 + signal, 256 - signal)
@@ -265,6 +275,9 @@ _FORCED = re.compile(
     r"slurmstepd: error: \*\*\* .* CANCELLED AT |"
     r"\bAborting on container exit|^Gracefully stopping\.\.\. \(press Ctrl\+C again"
 )
+# Open MPI's account of the one rank that it noticed, and Hydra's of all that a signal ended.
+_MPI_KILLED = re.compile(r"\bexited on signal 9\b|(?P<all>KILLED BY SIGNAL: 9\b|EXIT STRING: Killed)")
+_CANCELLED = re.compile(r"CANCELLED AT \S+ \*\*\*|JobState=CANCELLED\b|^State: CANCELLED\b")  # by Slurm
 _CONTAINER = re.compile(r"^\s*\S+ exited with code \d")  # of docker compose
 _TIMED = "Time limit reached. Elapsed time is "  # Lightning's Timer
 # torchrun's and Hydra's account of a process: its host, then its exit code.
@@ -319,6 +332,13 @@ _POINTS = re.compile(
     r".{0,9}\b(?:above|for (?:the |more )?(?:root cause|details))\b"
 )
 _LEVEL = re.compile(r"\bNCCL WARN\b|\bERROR\b|\bFATAL\b|\bCRITICAL\b|(?:^|\[)[EF]\d* |\b[Ee]rror: |\bNVRM: ")
+# torchrun's account of processes that failed: its headings, and what it has no file for.
+_HEADINGS = re.compile(r"\s*(?:\S+ FAILED|Failures:|Root Cause \(first .*|error_file: .*)\s*$")
+_SENTENCE = 3  # words
+_REPORTED = re.compile(
+    r"(?!\s*(?:Type|Status|State|Reason|Phase): )"  # fields of an account
+    r".*(?:[Ff]ailed\b|FAILED|\b[Ff]atal|FATAL|CRITICAL|\bERROR\b|[Ee]rror\b(?!\W+-?[\d.]+\s*$))"
+)
 _LOUD = re.compile(r"[Ee]rror|\bERR(?:OR)?\b|FATAL|[Ff]atal|CRITICAL|[Ff]ail(?:ed|ure)|FAILED|[Aa]bort")
 # How programs of Unix say why they end: "fatal: ...", "srun: error: ...", "cp: cannot stat ...", "x: y: Is a
 # directory"; and those that copy to a store: s5cmd, aws, gsutil, rclone, rsync, azcopy, mc. A figure that is
@@ -329,15 +349,18 @@ _STORE = re.compile(
     r"\d{4}/\d\d/\d\d [\d:]+ (?:[A-Z]+ ?: )?(?:.*: )?Failed to \w+(?: with|:) |"
     r"Final Job Status: (?:Failed|CompletedWith)|\S+@\S+: Permission denied \("
 )
+_ERRNO = (
+    "No such file or directory|Permission denied|command not found|Is a directory|Not a directory|"
+    "File exists|Argument list too long|Input/output error|Connection refused|No space left on device|"
+    "Disk quota exceeded|Read-only file system|Stale file handle|No route to host|Connection timed out"
+)
 _COMPLAINT = re.compile(
     r"(?:[\w./+@-]+(?:\[\d+\])?: ){0,3}(?:[Ff]atal(?: error)?|FATAL(?: ERROR)?|[Ee]rror|ERROR):\s+"
     r"(?!-?[\d.]+\b|(?:[Nn]o(?:ne)?|[Nn]ull|[Ff]alse)\b)\S|"
     r"[a-z./][\w./+-]*: (?:.*: )?(?:[Cc]annot|[Cc]an't|[Cc]ould not|[Uu]nable to|[Uu]nexpected|[Ii]nvalid|"
     r"[Uu]nknown|[Uu]nrecognized) \w|"
-    r"[a-z./][\w./+-]*: .*: (?:No such file or directory|Permission denied|command not found|Is a directory|"
-    r"Not a directory|File exists|Argument list too long|Input/output error|Connection refused|"
-    r"No space left on device|Disk quota exceeded|Read-only file system|Stale file handle|No route to host|"
-    r"Connection timed out)(?: \(\d+\))?$|"
+    rf"[a-z./][\w./+-]*: .*: (?:{_ERRNO})(?: \(\d+\))?$|"
+    rf".*\b(?:[Uu]nable to|[Cc]annot|[Cc]ould not|[Ff]ailed to) \w.*\((?:{_ERRNO})\)$|"
     r"curl: \(\d+\) \w|docker: Error response from daemon: "
 )
 # What of that keeps no program from its work: of terminals, users' names, versions, and libraries probed for.
@@ -359,11 +382,14 @@ _COMPUTED = frozenset((
     "gpu_hardware",
 ))  # fmt: skip
 _FULL, _SERVED = "cuda_oom", "generation_memory"  # of a GPU; where vLLM found it
-_DISK, _SHARED = "disk_full", "dev_shm_dataloader"  # where Python's shared memory is
+# Where Python's shared memory is: what is full, and what is not there.
+_IN_SHM = {"disk_full": "dev_shm_dataloader", "no_such_file": "shared_memory_gone"}
 _PREEMPTED = "preempted"  # of which a program is told some steps before
 _EVICTED = "pod_evicted"  # of which a message tells why
 _ASSERTED = "index_out_of_range"
 _WAITED = "nccl_watchdog_timeout"
+_NAMES = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")  # what differs from rank to rank in a message
+_ALIKE_SO_FAR = 80  # characters in which messages are alike
 _MORE = 8  # digits that another one's may have more
 _USUAL = 1000  # characters; longer lines are not remembered
 _MOST = 10_000  # ranks and hosts whose signs are kept
@@ -394,6 +420,7 @@ class Sign:
     local_rank: int | None = None  # on its host, where torchrun's --tee says that
     own: bool = False  # its traceback ends in a line of the user's own program
     more: str = ""  # of its message: what the lines below say
+    logged: bool = False  # a logger printed its traceback, which does not begin where the program does
 
     @property
     def words(self) -> str:
@@ -416,6 +443,25 @@ class Sign:
     def is_echo(self) -> bool:
         """Whether it only reports that something else, or another rank, has failed."""
         return self.entry is not None and self.entry.is_echo
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a scheduler says that it ended the job: its time was over, or it was cancelled."""
+        return self.weight == "limit" or (self.weight == "external" and bool(_CANCELLED.search(self.text)))
+
+    def follows(self, raised: Sign) -> bool:
+        """Return whether it is a SIGKILL of which MPI's launcher gives account, that ended a process because
+        of an exception which nothing caught before."""
+        account = _MPI_KILLED.search(self.text) if self.weight == "killed" else None
+        sure = raised.uncaught and account is not None and bool(raised.own or account["all"])
+        return sure and (raised.number or 0) < (self.number or 0)
+
+    @property
+    def way(self) -> tuple[Weight, str | None, str]:
+        """What is the same of two that ended the same way: of an exception without an entry its class, and
+        what it says without the names in it."""
+        named = self.weight == "exception" and self.failure is None
+        return self.weight, self.failure, _NAMES.sub("", self.text)[:_ALIKE_SO_FAR] if named else ""
 
     @property
     def points(self) -> bool:
@@ -454,6 +500,8 @@ class LineSpot(Protocol):
     @property
     def shared(self) -> bool: ...
     def further(self, text: str) -> Sequence[str]: ...
+    @property
+    def heading(self) -> str: ...
 
 
 _Key = tuple[Weight, str | None, int | None]  # with the host, or else a pod, and the rank
@@ -503,6 +551,8 @@ class Signs:
     clues: dict[str, Sign] = field(default_factory=dict)  # by their shape
     succeeded: bool = False  # that pod: what is said of its containers' earlier states ended nothing
     verdict: bool = False  # what ran all says that it went well, whatever its attempts met
+    attempted: bool = False  # torchrun tells of a process that failed, and not yet that it gives up
+    relaunched: bool = False  # it began the training again after that
     snippet: tuple[int, int] | None = None  # the rank whose exception Ray shows, and after which line
     exited: bool = False  # a process ended by an exit code of its own
     task: tuple[str, int] | None = None  # the host of a Ray task, and the line that its traceback follows
@@ -520,6 +570,7 @@ class Signs:
     echoes: int = 0  # lines that say only that something else has failed
     collectives: Collectives = field(default_factory=Collectives)
     finished: bool = False  # the training has ended; what comes is the end of the program
+    counted: bool = False  # by the number of its last step, and by no word
     end: int | None = None  # the number of the first line that says so
     last_end: int | None = None  # and of the first one after the last step
     late: str = ""  # the first line that says that a process crashed after that
@@ -579,6 +630,8 @@ class Signs:
             ended = sign.uncaught or sign.weight in ("killed", "crash")
             if ended and sign not in self.before and len(self.before) < _FEW:
                 self.before.append(sign)
+        if self.attempted:
+            self.relaunched, self.attempted, self.broke = True, False, False
         self._keep(math.inf)
 
     def progress(self) -> None:
@@ -622,7 +675,8 @@ class Signs:
         one gives a reason of its own, or none, it is this.
         """
         best = min(self._all(), key=lambda sign: sign.order, default=None)
-        best = self._before(self._raised_after(self._raised_elsewhere(best))) if best else None
+        best = self._raised_elsewhere(self._raised_before_it(best)) if best else None
+        best = self._before(self._raised_after(best)) if best else None
         if best is None or self.first is None or best.weight not in (*_BY_ITSELF, "symptom", "exit"):
             return best
         own = [sign for sign in self._all() if sign.rank == self.first]
@@ -659,6 +713,12 @@ class Signs:
             return False
         return self.last_end is None or (sign.number or 0) < self.last_end
 
+    def ended_after(self, sign: Sign | None) -> bool:
+        """Return whether a program that was told that its time or place is over said its end after that."""
+        if sign is None or sign.weight != "limit" or self.last_end is None:
+            return False
+        return (sign.number or 0) < self.last_end
+
     def stands(self, sign: Sign) -> bool:
         """Return whether a sign is a scheduler's word on the end, whatever the program does after it."""
         return any(each is sign for each in self.kept.values())
@@ -670,14 +730,16 @@ class Signs:
         return next((each.text for each in late if self.last_end and (each.number or 0) > self.last_end), "")
 
     def after_the_end(self) -> Sign | None:
-        """Return the first exception of a traceback that was raised when a training had ended; None: there is
-        none, or only what follows from the end of other ranks."""
+        """Return the first exception of a traceback that was raised when a training had ended, or else the
+        scheduler's word that it ended the job then; None: there is none, or only what follows from the end of
+        other ranks."""
         end = self.end
         if end is None:
             return None
-        raised = (each for each in self.now.values() if each.weight in ("cause", "exception"))
-        late = [each for each in raised if each.code or is_exception(each.text)]
-        return next((each for each in late if (each.number or 0) > end), None)
+        late = [each for each in self.now.values() if (each.number or 0) > end]
+        raised = [each for each in late if each.weight in ("cause", "exception") and self.traceback]
+        told = next((each for each in raised if each.code or is_exception(each.text)), None)
+        return told or next((each for each in late if each.scheduled), None)
 
     def _raised_elsewhere(self, best: Sign) -> Sign:
         """Return an exception that nothing caught in the program of another rank than the one that was ended
@@ -686,6 +748,12 @@ class Signs:
             return best
         raised = (each for each in self._all() if each.weight == "exception" and each.uncaught and each.own)
         return next((each for each in raised if (each.host, each.rank) != (best.host, best.rank)), best)
+
+    def _raised_before_it(self, best: Sign) -> Sign:
+        """Return an exception that nothing caught in a program of MPI's instead of a SIGKILL of which its
+        launcher gives account: that ends the other ranks so because of it. Else the same sign."""
+        raised = (each for each in self._all() if each.weight == "exception")
+        return next((each for each in raised if best.follows(each)), best)
 
     def _raised_after(self, best: Sign) -> Sign:
         """Return a mistake of the program, or what surely ended it, raised after a line without a traceback
@@ -785,6 +853,11 @@ class Signs:
                 sign = replace(Sign(weight, failure, text, host, rank, *place), more=self._further(text))
                 if spot and raised:
                     sign = replace(sign, code=spot.code, uncaught=spot.uncaught, own=spot.own)
+                    heading = spot.heading if sign.code and not sign.uncaught else ""
+                    sign = replace(sign, logged=is_logged(heading))
+                    if sign.logged and goes_on(heading):
+                        self.met[key] = sign
+                        continue
                 self.now[key] = sign
                 self.ends += sign.uncaught
                 told = find(text) if weight == "limit" else None
@@ -1022,6 +1095,8 @@ class Signs:
         crashed_rank = next((codes.pop(name) for name in _RANKS if name in codes), None)
         name, code = next(iter(codes.items()), ("", 0))
         code = -code if name in _SIGNALS else code
+        if name == "elastic":
+            self.attempted = not _ACCOUNT.match(text)
         self.forced = self.forced or bool(_FORCED.search(text))
         if self.forced and _CONTAINER.match(text):
             return False
@@ -1055,7 +1130,8 @@ class Signs:
             return False
         sent = match.failure.id if match and match.phrase.weight == "external" else None
         if sent or _EXTERNAL.search(text):
-            if not (self.exited or {"cause", "exception", "crash", "killed"} & weights):
+            consequence = self.exited or (self.broke and _CANCELLED.search(text))
+            if not (consequence or {"cause", "exception", "crash", "killed"} & weights):
                 asked = self._asked_till_now()
                 weight: Weight = "cause" if asked else "external"
                 self._add(weight, asked or sent, self.last if asked else text, hosts)
@@ -1076,8 +1152,8 @@ class Signs:
             of = event.of if event and event.stage < OVER else None
             if failure == _FULL and spot and spot.serving:
                 failure = _SERVED
-            elif failure == _DISK and spot and spot.shared:
-                failure = _SHARED
+            elif spot and spot.shared:
+                failure = _IN_SHM.get(failure, failure)
             self._add(match.phrase.weight, failure, text, (None,) if nobody else hosts, rank, of)
             return False
         if _CRASH.search(text) or (shell and shell["how"] != "Aborted"):
@@ -1150,6 +1226,28 @@ def _goes_on(text: str, entry: Recognised) -> bool:
     return bool(_WARNING.search(text)) and not _WARNING.search(entry.phrase.example)
 
 
+def is_logged(heading: str) -> bool:
+    """Return whether a logger reports a failure in a line, right above a traceback that it prints."""
+    return bool(_ABOVE.search(heading) or _WARNED.search(heading))
+
+
+def is_report(line: str) -> bool:
+    """Return whether a loud line reports that something failed, and gives no figure that is called an error,
+    nor the end of a process or an exception."""
+    if len(line.split()) < _SENTENCE or not _REPORTED.match(line):
+        return False
+    if _tells_an_end(line) or is_exception(line) or _SOURCE.match(f" {line}") or _HARMLESS.search(line):
+        return False
+    entry = find(line)
+    return entry is None or entry.phrase.weight != "symptom"
+
+
+def goes_on(heading: str) -> bool:
+    """Return whether a logger's line above a traceback says that the program goes on: it only warns, or says
+    so."""
+    return bool(_OVER.search(heading)) or not _ABOVE.search(heading)
+
+
 def _before_it(text: str, entry: Recognised) -> str | None:
     """Return what precedes the words of a failure in a line; None: what the tool itself prints there, by the
     table's example."""
@@ -1179,7 +1277,8 @@ def is_exception(text: str) -> bool:
 
 def is_loud(line: str) -> bool:
     """Return whether a line mentions an error in any words, and not as of a warning or less."""
-    return bool(_LOUD.search(line)) and not (_WARNING.search(line) or _BELOW.search(line))
+    passing = _WARNING.search(line) or _BELOW.search(line) or _HEADINGS.match(line)
+    return bool(_LOUD.search(line)) and not passing
 
 
 def complains(line: str) -> bool:

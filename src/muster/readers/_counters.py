@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise, takewhile
 
@@ -50,6 +51,8 @@ _WELL = re.compile(
     r"(?:complete|completed|finished|done)\b(?! with| but)|"
     r"\b[Ff]inished [Tt]raining\b|\bApplication shutdown complete\b|"
     r"\b(?:[Jj]ob|[Rr]un|[Tt]raining)(?: '[^']*')? succeeded\b|"
+    r"\b(?:[Jj]ob|[Tt]ask|[Rr]un|[Tt]raining) (?:completed|finished|ended) successfully\b|"
+    r"^\s*Exit Status:\s+0\s*$|\bLoss for final step: \S|"  # PBS, TensorFlow's estimators
     r"^\s*Reason: +Completed\b|\[State Transition\] \w+ -> FINISHED\b|^Result\(.*\berror=None\b|"
     r"^Trial status: \d+ TERMINATED\s*$|\bReporting training SUCCESS\b|^EXIT_CODE=0\s*$|"
     r"^Successfully completed\.\s*$|"
@@ -63,7 +66,8 @@ _WELL = re.compile(
 )
 # The whole of a line that a program ends with, or what it is said by; and what begins something else.
 _CLOSING = re.compile(
-    r"(?:^|[\])|:>.-] |\bINFO )\W*(?:all )?(?:done|finished|completed?|success)\W*(?:$| (?:in|after|at) )|"
+    r"(?:^|[\])|:>.-] |\bINFO (?:[a-z][\w.]* )?)\W*(?:all )?(?:done|finished|completed?|success)\W*"
+    r"(?:$| (?:in|after|at) )|"
     r"`Trainer\.fit` stopped: `max_\w+=\S+` reached",
     re.IGNORECASE,
 )
@@ -73,6 +77,7 @@ _BEGUN = re.compile(
     r"\d ?%(?! of )|\w \.{4,} \S",
     re.IGNORECASE,
 )
+_USAGE = re.compile(r"\b[Uu]tili[sz]ation: +[\d.]+ ?%")  # in an account of a job's resources
 _SOFTLY = re.compile(
     r"^\W*(?:all )?(?:done|finished|success)\b|\b(?:model|weights) saved\b|"
     r"(?<!not )(?<!not run )\bsuccessfully\b",
@@ -90,6 +95,11 @@ NEXT_RUN = re.compile(
     r"(?!.*\b(?:done|finished|completed?|ended|results?|summary|score)\b)",
     re.IGNORECASE,
 )
+# A program begins to save, and has saved.
+_SAVES = re.compile(
+    r"(?:^|[\])|:>-] |\bINFO )\W*(?:now )?(?:saving|writing|exporting|uploading)\b", re.IGNORECASE
+)
+_SAVED = re.compile(r"\b(?:saved|wrote|written|exported|uploaded|done|finished|took)\b|100 ?%", re.IGNORECASE)
 _TRACKER = re.compile(r"(?:\(\w+ pid=\d+(?:, ip=[^)]*)?\) )?wandb:")
 # What syslog puts before a program's lines, and systemd's word on a unit that ended.
 _PROGRAM = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ ([\w./@-]+)\[(\d+)\]: ")
@@ -106,6 +116,7 @@ _PLACE = re.compile(
     re.IGNORECASE,
 )
 _FEW = 2  # lines of work
+_KIND = 40  # characters, without digits, by which lines are of a kind
 _REST = 5  # lines after the last step of a program that was killed
 _LAST = 50  # lines that launchers and trackers still print after a program's word of its end
 _GROWN = 3  # times that a kind of line has to grow
@@ -194,7 +205,7 @@ def closes(ends: Iterable[str]) -> bool:
             by = _PROGRAM.match(next(iter(lines[number + 1 :]), ""))
             return by is not None and by[1] not in ("systemd", "CRON", "sshd")
         begun = _BEGUN.search(line) or NEXT_RUN.match(line)
-        if begun or counts(line):
+        if (begun or counts(line)) and not _USAGE.search(line):
             return False
     return False
 
@@ -240,6 +251,8 @@ def left_open(after: Sequence[str], before: Iterable[str]) -> str:
         return "" if bar[1] == bar[2] or 0 <= done - own <= 1 else lines[0]  # the training's own, drawn again
     if NEXT_RUN.match(lines[0]) or (_BEGUN.search(lines[0]) and lines[0].rstrip().endswith("...")):
         return lines[0]
+    if _SAVES.search(lines[0]) and not _SAVED.search(lines[0]) and not _never_saved(lines[0], before):
+        return lines[0]
     place = next((number for number, line in enumerate(lines[:_REST]) if _counted(line)[1]), None)
     whole = None if place is None else _OF.search(lines[place])
     if place is None or ended_well(lines[:place]) or (whole and whole[1] == whole[2]):
@@ -247,6 +260,22 @@ def left_open(after: Sequence[str], before: Iterable[str]) -> str:
     steps = [now for kind, now in map(_counted, lines) if kind == _counted(lines[place])[0]]
     higher = sum(later > step for later, step in pairwise(steps))
     return lines[place] if higher >= _FEW else ""
+
+
+def _never_saved(begun: str, before: Iterable[str]) -> bool:
+    """Return whether a program that began to save as this line says went on before without a word that it
+    had saved. `before`: the last line first."""
+    kind, later = re.sub(r"\d+", "", begun)[:_KIND], deque[str](maxlen=_REST)
+    for line in before:
+        if re.sub(r"\d+", "", line)[:_KIND] == kind:
+            return not any(map(_SAVED.search, later))
+        later.append(line)
+    return False
+
+
+def mentions_an_end(lines: Iterable[str]) -> bool:
+    """Return whether one of these lines is a program's word of its end."""
+    return any(_WELL.search(line) or _CLOSING.search(line) for line in lines)
 
 
 def _bar(line: str, bar: re.Match[str]) -> tuple[float, str, str]:

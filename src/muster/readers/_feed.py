@@ -15,8 +15,8 @@ from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 
 from muster.core.errors import BrokenPluginError
 from muster.core.registry import broken, fits, guarded, load_plugin, package_of, plugin_names, warn
+from muster.failures.signs import CHAINED, SENDER, Sign, complains, goes_on, is_exception, is_logged
 from muster.failures.signs import HINTS as SIGN_HINTS
-from muster.failures.signs import SENDER, Sign, complains, is_exception
 from muster.failures.table import find
 from muster.readers._counters import NEXT_RUN, Counters, counts, ended_well
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
@@ -209,9 +209,10 @@ class LineFeed:
         none, or a line is more specific."""
         signs = self.frame.signs
         best = signs.decisive()
-        if not signs.raising or (best and best.weight not in ("symptom", "exit")):
+        if not signs.raising or (best and best.weight not in ("symptom", "exit", "killed")):
             return None
-        return last_exception(self.frame, self.ends)
+        sign = last_exception(self.frame, self.ends)
+        return None if sign and best and best.weight == "killed" and not best.follows(sign) else sign
 
 
 def _cut(block: Sequence[str], place: int) -> tuple[Sequence[str], Sequence[str]]:
@@ -380,6 +381,19 @@ class LinePlace(NamedTuple):
         return innermost is not None and not any(part in innermost[1] for part in _OTHERS)
 
     @property
+    def heading(self) -> str:
+        """The line right above the traceback that ends here, or above all that led to it, by the same sender;
+        empty: there is none."""
+        prefix, begun = _prefix(self.block[self.place]), False
+        for line in filter(str.strip, self._back()):
+            if _prefix(line) != prefix:
+                continue
+            if begun and not CHAINED.search(line):
+                return uncoloured(line)
+            begun = "Traceback (most recent call last)" in line
+        return ""
+
+    @property
     def serving(self) -> bool:
         """Whether vLLM wrote the line, or its traceback goes through vLLM."""
         own = _VLLM.search(self.block[self.place])
@@ -457,13 +471,17 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                 if not text.strip() or text[0].isspace():
                     continue
                 waits, entry = False, find(text)
+                spot = LinePlace(block, place, blocks[number - 1] if number else ())
+                heading = spot.heading
+                logged = is_logged(heading) and not spot.uncaught
                 if entry is not None and entry.phrase.weight == "symptom":
+                    continue
+                if logged and goes_on(heading):
                     continue
                 sign = None
                 if _is_missed(text):
-                    spot = LinePlace(block, place, blocks[number - 1] if number else ())
                     place_of = (spot.rank, spot.number, spot.when, spot.code, spot.uncaught, spot.local_rank)
-                    sign = Sign("exception", None, text, None, *place_of, spot.own)
+                    sign = Sign("exception", None, text, None, *place_of, spot.own, logged=logged)
     return sign
 
 

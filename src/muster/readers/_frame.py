@@ -204,8 +204,9 @@ class Frame:
         self.steps = step
         self.signs.progress()
 
-    def finish(self) -> None:
-        """Record that a reader has seen the training's end."""
+    def finish(self, *, counted: bool = False) -> None:
+        """Record that a reader has seen the training's end. `counted`: by the number of its last step."""
+        self.signs.counted = counted and (self.signs.counted or not self.signs.finished)
         self.signs.finish()
 
     @property

@@ -185,7 +185,7 @@ class Steps:
         self.left, self.total = left, whole if self.form.counts_down else self.total
         if step == self.total > 0:
             self.ended = True
-            self.frame.finish()
+            self.frame.finish(counted=True)
         if at is not None and at > _A_DATE:
             first, last = self.span or (at, at)
             self.span = min(first, at), max(last, at)  # of an attempt that was appended out of turn

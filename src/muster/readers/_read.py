@@ -121,9 +121,11 @@ def _unread(path: str, feed: LineFeed, whole: _Whole) -> JobLog:
 
 def _late(feed: LineFeed) -> EndOfLog | None:
     """Return what the program failed by after its training had ended well; None: nothing, or it went on."""
-    sign = feed.frame.signs.after_the_end() if feed.frame.signs.traceback else None
+    sign = feed.frame.signs.after_the_end()
     why = _why(feed, sign) if sign else None
-    return why if why and why.onward == "no" and why.quiet is not None and why.quiet <= NEAR else None
+    if sign is None or why is None or why.onward != "no" or why.quiet is None or why.quiet > NEAR:
+        return None
+    return replace(why, begun=shortened(_left_open(feed, sign.number))) if sign.scheduled else why
 
 
 def _brief(signs: Iterable[Sign]) -> tuple[Sign, ...]:
@@ -136,7 +138,10 @@ def _after(feed: LineFeed) -> EndOfLog:
     before = _brief(feed.frame.signs.before)
     begun = _left_open(feed) if feed.brief else ""
     complaint = feed.late_complaint()
-    if not (before or begun or complaint):
+    counted = feed.frame.signs.counted and not (
+        feed.frame.all_left or counters.mentions_an_end(_around_the_end(feed)[0])
+    )
+    if not (before or begun or complaint or counted):
         return EndOfLog()
     lines = (line for line in map(uncoloured, feed.backwards()) if line.strip())
     return EndOfLog(
@@ -145,23 +150,33 @@ def _after(feed: LineFeed) -> EndOfLog:
         before=before,
         begun=shortened(begun),
         complaint=complaint,
-        verdict=feed.frame.signs.verdict,
+        verdict=feed.frame.signs.verdict or feed.frame.signs.relaunched,
+        counted=counted,
     )
 
 
-def _left_open(feed: LineFeed) -> str:
-    """Return the line at which what was begun after the training's end breaks off; empty: at none."""
-    signs, end = feed.frame.signs, feed.frame.signs.last_end
-    if end is None or signs.late:
+def _left_open(feed: LineFeed, before: int | None = None) -> str:
+    """Return the line at which what was begun after the training's end breaks off; empty: at none. `before`:
+    the number of a line, where those from it on are of others."""
+    if feed.frame.signs.last_end is None or feed.frame.signs.late:
         return ""
+    after, earlier = _around_the_end(feed, before)
+    return feed.frame.signs.waits_after_the_end() or counters.left_open(after, earlier)
+
+
+def _around_the_end(feed: LineFeed, before: int | None = None) -> tuple[list[str], list[str]]:
+    """Return the lines after the training's end (up to a line's number), and those before it, the last one
+    first."""
+    end = feed.frame.signs.last_end or 0
     numbers = (
         block.number(place) if isinstance(block, Lines) else 0
         for block in reversed(feed.ends)
         for place in range(len(block) - 1, -1, -1)
     )
-    after = sum(1 for _ in takewhile(lambda number: number > end, islice(numbers, RECENT)))
-    lines = [feed.frame.bare(line) for line in islice(feed.backwards(), after + RECENT)]
-    return signs.waits_after_the_end() or counters.left_open(lines[:after], lines[after:])
+    after = list(takewhile(lambda number: number > end, islice(numbers, RECENT)))
+    lines = [feed.frame.bare(line) for line in islice(feed.backwards(), len(after) + RECENT)]
+    beyond = sum(number >= before for number in after) if before else 0
+    return lines[beyond : len(after)], lines[len(after) :]
 
 
 def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfLog:
@@ -179,12 +194,12 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
     alone = first is not None and (first is raised or (first.number or 0) < signs.run_begin)
     last = first.text if first and (over or (alone and first.weight == "exception")) else signs.last
     others = [each for each in signs.by_weight() if each is not first]
-    ways = [(each.weight, each.failure) for each in others if not each.points]
+    ways = [each.way for each in others if not each.points]
     lines = (line for line in ends if line.strip())
     quiet = next((number for number, line in enumerate(ends) if last and last in line), None)
     before = [frame.bare(line) for line in ends[quiet + 1 :]] if quiet is not None else []
     outside = first is not None and first.weight == "external" and not (signs.broke or signs.stands(first))
-    trained = outside and counters.trained(before)
+    trained = outside and counters.trained(before) and not (first and first.scheduled)
     onward: Onward = "no"
     if first is not None:
         onward = "yes" if trained else _onward(first, feed, ends, quiet, over=over, formatted=formatted)
@@ -193,7 +208,7 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
     late = feed.late_complaint()
     return EndOfLog(
         signs=_brief(_few([first, *others] if first else [])),
-        alike=ways.count((first.weight, first.failure)) if first else 0,
+        alike=ways.count(first.way) if first else 0,
         echoes=signs.echoes,
         program=signs.broke or signs.traceback or frame.begun,
         quiet=quiet,
@@ -202,8 +217,9 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         onward=onward,
         collectives=signs.collectives,
         before=_brief(signs.before),
-        finished=(signs.finished and not signs.asked(first))
+        finished=(signs.finished and not (signs.asked(first) or signs.ended_after(first)))
         or (outside and counters.reached_last(before))
+        or (first is not None and first.scheduled and counters.trained(before))
         or late is not None,
         loud=tuple(shortened(line) for line in islice(filter(is_loud, ends), TOLD))[::-1],
         status=signs.status,
@@ -214,7 +230,7 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         worked=signs.marked or frame.steps > 0,
         clues=_brief(signs.clues.values()),
         complaint=None if signs.succeeded else late or feed.complaint(near),
-        verdict=signs.verdict,
+        verdict=signs.verdict or signs.relaunched,
     )
 
 
@@ -232,7 +248,7 @@ def _onward(
     good = not formatted and counters.ended_well(after) and not (stands and first.weight != "limit")
     if good and (restarted or not (signs.broke or signs.asked(first))):
         return "yes"
-    if another and counters.closes(ends):
+    if (another and counters.closes(ends)) or (over and counters.closes(after[::-1])):
         return "yes"
     caught = bool(first.code) and not first.uncaught and not signs.broke
     passed = over or another or (caught and counters.goes_on(after))

@@ -238,7 +238,8 @@ class EndOfLog:
     last ones that speak of an error in any words; `begun`: the line at which what was begun after the end of
     its training breaks off, empty: none; `status`: of the pod, by kubectl; `clues`: what shows where to look;
     `complaint`: the line in which the last program says why it ends, in the words of a Unix program;
-    `verdict`: what ran all says that it went well, whatever its attempts met."""
+    `verdict`: what ran all says that it went well, whatever its attempts met; `counted`: it has told its last
+    step, and no word of an end."""
 
     signs: tuple[Sign, ...] = ()
     alike: int = 0
@@ -259,6 +260,7 @@ class EndOfLog:
     clues: tuple[Sign, ...] = ()
     complaint: Sign | None = None
     verdict: bool = False
+    counted: bool = False
 
 
 @rows.dataclass(frozen=True, kw_only=True)

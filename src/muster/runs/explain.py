@@ -19,7 +19,7 @@ from muster.core.section import Part
 from muster.core.state import State
 from muster.core.units import counted
 from muster.failures.collectives import merged
-from muster.failures.signs import Sign, has_bare_exception, is_exception, order, shortened
+from muster.failures.signs import Sign, has_bare_exception, is_exception, is_report, order, shortened
 from muster.failures.table import Blame, KnownFailure, Phase, Retry, Weight, find, known_failures
 from muster.fleet.cause import LAST_WORDS, Words
 from muster.readers._feed import sign_of
@@ -60,6 +60,7 @@ WHO: dict[Blame, str] = {
     "nobody": "nobody",
 }
 _ECHO = "no line says why: those here may only follow from what failed in another rank or host"
+_UNSURE = "no line that is known says why; an error in it says: {}"
 _COMPLAINED = "The last error in it says: {}"
 _QUIET = "no known failure is in it, and nothing says how it ended"
 _PRINTED: tuple[Weight, ...] = ("exception", "symptom", "exit")  # many programs do so, and go on
@@ -74,6 +75,7 @@ _SIDE = re.compile(
     r"jupyter|mlflow|server?\b|serving|proxy|heartbeat|rsync",
     re.IGNORECASE,
 )
+_LOGGED = "The program logged an exception, and no line tells another reason: {}"
 _NAMED = {
     "exception": "The program raised an exception that nothing caught: {}",
     "crash": "A process crashed in native code: a signal that it brought upon itself.",
@@ -233,8 +235,10 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         failed, notes = before, [*notes, f"an earlier run in the same log; of the last one: {nothing.says}"]
     elif len(failed) == 1 and failed[0][0].why.finished:
         sign, late = failed[0][1], failed[0][0].why.complaint
-        after = failed[0][0].over or sign.weight == "external" or (late and late.number == sign.number)
-        notes = [*notes, *([WHOLE] if after else ())]
+        outside = sign.scheduled or sign.weight == "external"
+        after = failed[0][0].over or outside or (late and late.number == sign.number)
+        begun = failed[0][0].why.begun
+        notes = [*notes, *([f"{BEGUN}: {begun}"] if begun else [WHOLE] if after else ())]
     ranked = sorted(failed, key=lambda each: (each[1].order, each[1].when or float("inf")))
     ranked = _cause_first(ranked)
     log, sign = ranked[0]
@@ -243,10 +247,11 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         return _complained(of, log, log.why.complaint, echoes, notes, sign.host)
     if sign.weight in ("symptom", "exit") and (entry is None or entry.is_echo):
         lines = _telling([each for each, _ in ranked])
+        error = _printed_error([log]) if sign.weight == "exit" else ""
         explanation = Explanation(
             of=of,
             answer="unknown",
-            says=_ECHO,
+            says=_UNSURE.format(error) if error else _ECHO,
             lines=lines,
             echoes=echoes,
             notes=notes,
@@ -257,12 +262,13 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         where = None if sign.rank is None else f"rank {sign.rank}"
         first = Failure(what=sign.text, where=where, host=sign.host, evidence=_evidence(log, sign))
         says = f"{where or f'a process on {sign.host}'} ended first, and no line says why"
+        says = f"{says.rpartition(', ')[0]}; {_UNSURE.format(error)}" if error else says
         return explanation.model_copy(update={"says": says, "failure": first})
     others = [
         (each, other)
         for each in [log, *(each for each, _ in ranked[1:])]
         for other in each.why.signs
-        if (other.weight, other.failure) != (sign.weight, sign.failure)
+        if other.way != sign.way and not (other.points and sign.weight == "exception")
         and order(other.weight) <= order("exception")
     ]
     others += [each for each in before if each[1] is not sign]
@@ -281,7 +287,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
     explanation = Explanation(
         of=of,
         answer="known" if entry else "named",
-        says=entry.cause if entry else _NAMED[sign.weight].format(sign.words),
+        says=entry.cause if entry else (_LOGGED if sign.logged else _NAMED[sign.weight]).format(sign.words),
         failure=failure,
         blame=sign.blame if sign.weight == "exception" and entry is None else None,
         alike=sum(1 for _, each in ranked[1:] if _alike(each, sign)) + log.why.alike,
@@ -364,7 +370,10 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     if stopped or notes or len(empty) == len(jobs):
         first = next(iter(stopped or empty or jobs))
         begun = first.why.begun
-        says = f"no line reports a failure; {first.job}: {f'{BEGUN}: {begun}' if begun else first.reason}"
+        error, reason = _printed_error([first]), first.reason or ""
+        says = f"no line reports a failure; {first.job}: {f'{BEGUN}: {begun}' if begun else reason}"
+        if error:
+            says = f"{_UNSURE.format(error)}; {first.job}: {reason.replace('without an error and ', '')}"
         if first in stopped:
             says += ": it was killed from outside, hangs, or still runs"
         lines = _telling(stopped or jobs)
@@ -396,6 +405,7 @@ def _nothing(of: str, jobs: Sequence[JobLog], notes: list[str]) -> Explanation:
     if open_ended:
         steps = max(log.steps or 0 for log in open_ended)
         where = f" after {counted(steps, 'step')}" if steps else ""
+        where = " after its last step" if any(log.why.counted for log in open_ended) else where
         says = f"{_QUIET}{where}" + (f"; {counted(good, 'other job')} ended well" if good else "")
     if any(NOT_FINITE in note for note in notes):
         says += f"; {NOT_FINITE}: what was trained is of no use"
@@ -430,7 +440,7 @@ def _complained(
 def _ended_well(log: JobLog) -> bool:
     """Return whether its format, or its last lines, say that it ended well."""
     own = log.outcome.good and (log.over or log.why.finished)
-    return (own and not log.why.begun) or log.why.closed
+    return (own and not (log.why.begun or log.why.counted)) or log.why.closed
 
 
 def _echoes_alone(log: JobLog) -> bool:
@@ -469,7 +479,7 @@ def _went_on(log: JobLog) -> bool:
 
 
 def _alike(one: Sign, other: Sign) -> bool:
-    return (one.weight, one.failure) == (other.weight, other.failure)
+    return one.way == other.way
 
 
 def _placed(log: JobLog, sign: Sign) -> Sign:
@@ -521,6 +531,16 @@ def _evidence(log: JobLog, sign: Sign) -> DecisiveLine:
         time=sign.when,
         code=sign.code,
     )
+
+
+def _printed_error(logs: Iterable[JobLog]) -> str:
+    """Return the first of the last lines that speak of an error, in any words, and only of that: no sign of
+    another kind says the same; empty: there is none."""
+    for log in logs:
+        for line in log.why.loud:
+            if is_report(line) and not any(sign.text in line for sign in log.why.signs):
+                return line
+    return ""
 
 
 def _telling(logs: Iterable[JobLog], loud: bool = True) -> list[str]:

@@ -35,7 +35,7 @@ def known_error(error: BaseException) -> Recognised | None:
     matched with less care than what libraries print behind it."""
     text = f"{type(error).__name__}: {str(error).strip()}"
     match = find(text.partition("\n")[0], "log", "error") or find(text)
-    if (match is None or match.failure.id == "disk_full") and _no_room(error):
+    if (match is None or match.failure.id in ("disk_full", "write_failed")) and _no_room(error):
         match = find(os.strerror(errno.ENOSPC))
     if match is None or match.phrase.weight == "notice":
         return None
