@@ -129,8 +129,10 @@ def judge_command(
     by_host = {place.host: place for place in places}
     cause: _Cause | None = None
     for host in ordered:
-        for rank in (*by_host[host].ranks, None):
-            sign = sign_of(words(host, rank))
+        account = sign_of(words(host, None))  # of torchrun, with the rank that failed first
+        ranks = sorted(by_host[host].ranks, key=lambda rank: account is None or rank != account.rank)
+        for rank in (*ranks, None):
+            sign = account if rank is None else sign_of(words(host, rank))
             if sign and not sign.is_echo and (cause is None or order(sign.weight) < order(cause[0].weight)):
                 cause = sign, host, rank
     # No line says why, or one does that follows from another.
