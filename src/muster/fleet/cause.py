@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from muster.core.job import Placement
 from muster.core.result import Failure
 from muster.core.state import RunEnd, State
-from muster.failures.signs import Sign, order, shortened
+from muster.failures.signs import Sign, echo_of, order, shortened
 from muster.failures.table import blame_of, find, known_failures, why_lost
 from muster.fleet.messages import Kernel
 from muster.readers._feed import sign_of
@@ -22,6 +22,7 @@ _ADDRESSES = re.compile(r"addresses of \((\S+), \d+\)")
 # What a host's rank printed, some lines at a time; None: what its command itself printed.
 Words = Callable[[str, int | None], Iterable[Sequence[str]]]
 _Cause = tuple[Sign, str, int | None]  # with the host and the rank that print it
+_MARK = re.compile(r"^\[rank\d+\]: ?")  # of torch, whose line it is
 _ACCOUNT = re.compile(r"exitcode +: (-?\d+)")  # torchrun's, of a rank
 
 if TYPE_CHECKING:
@@ -218,7 +219,8 @@ def _with_last_words(failure: Failure, words: Words, place: Placement, first: in
         for block in words(place.host, rank):
             last = next((line for line in reversed(block) if line.strip()), last)
         if last and not (rank is None and last.startswith("===")):
-            what = f"{failure.what}; its last line: {shortened(uncoloured(last))}"
+            how = "it lost another rank" if echo_of(last) else "its last line"
+            what = f"{failure.what}; {how}: {shortened(_MARK.sub('', uncoloured(last)))}"
             return failure.model_copy(update={"what": what})
     return failure
 

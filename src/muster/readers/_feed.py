@@ -16,7 +16,7 @@ from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 from muster.core.errors import BrokenPluginError
 from muster.core.registry import broken, fits, guarded, load_plugin, package_of, plugin_names, warn
 from muster.failures.signs import HINTS as SIGN_HINTS
-from muster.failures.signs import SENDER, Sign, complains, echo_of, follows, is_exception
+from muster.failures.signs import SENDER, Sign, complains, follows, is_exception
 from muster.failures.table import find
 from muster.readers._counters import NEXT_RUN, Counters, counts, ended_well
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
