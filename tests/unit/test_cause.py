@@ -211,3 +211,14 @@ def test_of_two_that_raised_torchrun_names_the_first() -> None:
     own = [line.replace("rank0", "rank1").replace("17", "18") for line in HOOKED]
     assert of_one_host({0: HOOKED, 1: own, None: account}).where == "rank 1"
     assert of_one_host({0: HOOKED, 1: own, None: [""]}).where == "rank 0"
+
+
+def test_a_chain_that_is_printed_twice() -> None:
+    """By the program's logger, and by Python's end; without torch's mark."""
+    chain = [line.removeprefix("[rank0]: ") for line in LOST]
+    link = "The above exception was the direct cause of the following exception:"
+    chain += [link, "", *(line.removeprefix("[rank0]: ") for line in HOOKED[:2])]
+    chain.append("RuntimeError: training failed on this rank")
+    own = [line.replace("rank0", "rank1") for line in HOOKED]
+    found = of_one_host({0: [*chain, *chain], 1: own, None: ["  exitcode  : 1 (pid: 29784)"]})
+    assert found.where == "rank 1"

@@ -1018,10 +1018,9 @@ class Signs:
     def _link(self) -> None:
         """Remember that what its rank raises next follows from the loss of another one."""
         rank = self._rank()
-        chain = self.chains.get(rank)
-        echo = echo_of(chain[-1]) if chain else None
-        if echo or rank in self.lost:
-            self.linked[rank] = echo or self.lost[rank]
+        echo = echo_of((self.chains.get(rank) or [self.last])[-1]) or self.lost.get(rank)
+        if echo:
+            self.linked[rank] = echo
 
     def _follows(self, text: str) -> bool:
         """Return whether a line belongs to those before it: the program goes on after an exception, or it is

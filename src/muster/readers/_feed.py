@@ -47,6 +47,7 @@ _MARK = re.compile(r"^\[rank\d+\]: ?")
 # own marks have no blank there.
 _HOOK = re.compile(r"(?:\S+: |\[\w+\]:)?\[rank\d{1,9}\]: [^\W\d]")
 _SOURCE = re.compile(r"File \"[^\"]+\", line \d+, in ")
+_BEGINS = ("<module>", "_run_module_as_main")  # where a program does
 _BUFFER = 8192  # bytes that Python holds back of what it prints to a file or a pipe
 _NAMED = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]|(?<=\.)[a-z])\w*(?:: .*)?"
@@ -235,7 +236,7 @@ class LineFeed:
             if text in line:
                 above = takewhile(lambda each: "Traceback (most recent call last)" not in each, ends)
                 frames = [each for each in islice(above, _BACK) if _SOURCE.search(each)]
-                return bool(frames) and frames[-1].rstrip().endswith("in <module>")
+                return bool(frames) and frames[-1].rstrip().endswith(_BEGINS)
         return False
 
 
@@ -398,7 +399,7 @@ class LinePlace(NamedTuple):
         """Whether nothing caught the exception of the traceback that ends here: that begins where a program
         does, or a shell goes on right below it."""
         frames, below = self._frames(), next(filter(str.strip, self.below), "")
-        begins = bool(frames) and (frames[-1][3] or "").strip() in ("<module>", "_run_module_as_main")
+        begins = bool(frames) and (frames[-1][3] or "").strip() in _BEGINS
         return begins or self.hooked or (bool(frames) and bool(NEXT_RUN.match(below)))
 
     @property
