@@ -45,7 +45,7 @@ def test_torchrun_with_code_that_is_brought(cluster: Cluster, tmp_path: Path) ->
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         result = json.loads(done.stdout)
         assert result["command"]["code"]["digest"] == read_tree(code).digest
-        assert (result["command"]["told_by"], result["steps"], result["world_size"]) == ("nanoGPT", 29, 3)
+        assert (result["command"]["told_by"], result["steps"], result["world_size"]) == ("nanoGPT", 30, 3)
         assert "rank 2 of 3 has 6" in RunFolder(runs / name).rank_log("node3", 2).read_text()
         sent.append(result["command"]["code"]["sent"])
     assert sent[0] >= 3 * (3 << 20) and sent[1] == 0

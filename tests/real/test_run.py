@@ -61,7 +61,7 @@ def test_torchrun(tmp_path: Path) -> None:
     assert "rank 1 of 2 has 3" in log(tmp_path, "local1", 1)
     told = result["command"]
     assert (told["told_by"], told["start"], result["world_size"]) == ("nanoGPT", "torchrun", 2)
-    assert (result["steps"], result["loss_final"]) == (29, pytest.approx(0.1333))
+    assert (result["steps"], result["loss_final"]) == (30, pytest.approx(0.1333))
     assert told["step_seconds"] == pytest.approx(0.0205)
     page = (tmp_path / "runs/job/report.html").read_text()
     assert "train.py --lr 0.1" in page
@@ -167,6 +167,33 @@ def test_an_echo_is_no_cause(tmp_path: Path) -> None:
     assert code == 1
     assert "No such file or directory: 'no-such-file'" in result["failure"]["what"]
     assert "ChildFailedError" not in result["failure"]["what"]
+
+
+def test_the_last_words_of_a_rank_that_prints_its_steps(tmp_path: Path) -> None:
+    """Its log has them in their order, which two files would not have; another rank raises an error of its
+    own because it lost that one."""
+    needs_torch()
+    (tmp_path / "f.py").write_text(
+        "import sys, time, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "for step in range(1, 400):\n"
+        "    try:\n        dist.all_reduce(torch.ones(1))\n"
+        "    except Exception as error:\n        raise RuntimeError('this rank failed as well') from error\n"
+        "    time.sleep(0.01)\n"
+        "    if dist.get_rank() == 1:\n"
+        "        print(f'step {step} loss {1 / step:.4f}', file=sys.stdout if step % 2 else sys.stderr)\n"
+        "        if step == 200:\n            raise ValueError('label 17 out of range')\n"
+    )
+    code, result, _ = muster(tmp_path, "--", "f.py", hosts="local:2")
+    failure = result["failure"]
+    assert (code, failure["where"], failure["what"]) == (1, "rank 1", "ValueError: label 17 out of range")
+    lines = log(tmp_path, "local", 1).splitlines()
+    assert lines[:200] == [f"step {step} loss {1 / step:.4f}" for step in range(1, 201)]
+    assert lines[-1].endswith(failure["what"])
+    told = subprocess.run(
+        [sys.executable, "-m", "muster", "explain", "job", "--json"], cwd=tmp_path, capture_output=True
+    )
+    assert json.loads(told.stdout)["failure"]["evidence"]["line"] == len(lines)
 
 
 @pytest.mark.parametrize("start", ["torchrun", "rank"])

@@ -145,3 +145,80 @@ def test_the_way_on_from_a_checkpoint() -> None:
 
 
 TWO = (Placement("node0", "10.0.0.1", 1, 0), Placement("node1", "10.0.0.2", 1, 1))
+
+
+HOOKED = [
+    "[rank0]: Traceback (most recent call last):",
+    '[rank0]:   File "train.py", line 7, in <module>',
+    '[rank0]:     if step == 20: raise ValueError("label 17 out of range in sample 20")',
+    "[rank0]: ValueError: label 17 out of range in sample 20",
+]
+ACCOUNT = ["  rank      : 0 (local_rank: 0)", "  exitcode  : 1 (pid: 29784)"]
+
+
+def of_one_host(says: dict[int | None, list[str]]) -> Failure:
+    """What ended the ranks of node0, by what each has printed."""
+    place = Placement("node0", "10.0.0.1", len(says) - 1, 0)
+    outcome = Outcome({"node0": (1, None)}, first_failed="node0")
+    failure = judge_command(outcome, lambda host, rank: [says[rank]], [place])[1]
+    assert failure is not None
+    return failure
+
+
+def test_steps_that_overtake_an_exception() -> None:
+    """stdout and stderr were read by turns (torch 2.13): torch's own hook prints what ended a process. What a
+    program prints of an exception that it caught did not."""
+    steps = [f"step {step} loss {1 / step:.4f}" for step in range(1, 21)]
+    found = of_one_host({0: [*steps[:17], *HOOKED, *steps[17:]], None: ACCOUNT})
+    assert (found.where, found.what) == ("rank 0", "ValueError: label 17 out of range in sample 20")
+    caught = [line.removeprefix("[rank0]: ") for line in HOOKED]
+    found = of_one_host({0: [*steps[:17], *caught, *steps[17:]], None: ACCOUNT})
+    assert found.what == "rank 0 ended with exit code 1; its last line: step 20 loss 0.0500"
+    anew = [*steps[:17], *HOOKED, *steps]  # torchrun began it anew, and then it ended without a word
+    assert "exit code 1" in of_one_host({0: anew, None: ACCOUNT}).what
+
+
+LOST = [
+    "[rank0]: Traceback (most recent call last):",
+    '[rank0]:   File "train.py", line 6, in <module>',
+    "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:56970. "
+    "This is typically caused by a remote worker crashing.",
+    "",
+]
+
+
+@pytest.mark.parametrize("name", ["RuntimeError", "lib.errors.Aborted"])
+@pytest.mark.parametrize(
+    "link",
+    [
+        "The above exception was the direct cause of the following exception:",
+        "During handling of the above exception, another exception occurred:",
+    ],
+)
+def test_what_is_raised_because_another_rank_is_lost(link: str, name: str) -> None:
+    """However often it is raised anew; what follows from an exception of its own is its own."""
+    again = [f"[rank0]: {link}", "", *HOOKED[:2], f"[rank0]: {name}: training failed on this rank", ""]
+    own = [line.replace("rank0", "rank1") for line in HOOKED]
+    found = of_one_host({0: [*LOST, *again, *again], 1: own, None: ["  exitcode  : 1 (pid: 29784)"]})
+    assert (found.where, found.what) == ("rank 1", "ValueError: label 17 out of range in sample 20")
+    found = of_one_host({0: [*HOOKED, "", *again], 1: LOST, None: ACCOUNT})
+    assert found.where == "rank 0" and ("label 17" in found.what or "training failed" in found.what)
+
+
+def test_of_two_that_raised_torchrun_names_the_first() -> None:
+    account = ["Root Cause (first observed failure):", "  rank      : 1 (local_rank: 1)",
+               "  exitcode  : 1 (pid: 29785)"]  # fmt: skip
+    own = [line.replace("rank0", "rank1").replace("17", "18") for line in HOOKED]
+    assert of_one_host({0: HOOKED, 1: own, None: account}).where == "rank 1"
+    assert of_one_host({0: HOOKED, 1: own, None: [""]}).where == "rank 0"
+
+
+def test_a_chain_that_is_printed_twice() -> None:
+    """By the program's logger, and by Python's end; without torch's mark."""
+    chain = [line.removeprefix("[rank0]: ") for line in LOST]
+    link = "The above exception was the direct cause of the following exception:"
+    chain += [link, "", *(line.removeprefix("[rank0]: ") for line in HOOKED[:2])]
+    chain.append("RuntimeError: training failed on this rank")
+    own = [line.replace("rank0", "rank1") for line in HOOKED]
+    found = of_one_host({0: [*chain, *chain], 1: own, None: ["  exitcode  : 1 (pid: 29784)"]})
+    assert found.where == "rank 1"

@@ -637,6 +637,7 @@ class Spot:
     uncaught: bool = False
     local_rank: int | None = None
     own: bool = False
+    hooked: bool = False
     above: None = None
     serving: bool = False
     shared: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from muster.core.job import Job, place
 from muster.core.recipe import recipe_class, recipe_from
 from muster.core.recipes import field_paths
 from muster.core.result import Result
-from muster.core.state import State
+from muster.core.state import RunEnd, State
 from muster.engines.base import spec_of
 from muster.failures.table import known_failures
+from muster.readers.base import NOT_FINITE
+from muster.results.figures import figures as figures_of
 from muster.results.fold import EventFold, caveats, fold, learned_nothing, make_result, model_name
 from muster.results.speed import throughput
 from muster.store import events
@@ -77,6 +80,55 @@ def test_a_timer_that_leaves_something_out_is_noted(stride: float, noted: bool) 
     got = make_result(folder, command, status=State.SUCCEEDED, failure=None, ended=501.0)
     assert got.command is not None and got.command.step_seconds == 0.2
     assert any("timer leaves out" in note for note in got.notes) == noted
+
+
+def of_command(*course: events.Event, status: RunEnd = State.SUCCEEDED) -> Result:
+    command = job(workload="command", command=["train.py"])
+    return make_result(fold([begin(), *course]), command, status=status, failure=None, ended=501.0)
+
+
+def test_the_last_loss_of_a_command_is_what_it_printed_last() -> None:
+    """Of two stages, the second of which counts anew; and where it is no number any more."""
+    first = events.Progress(time=1.0, format="nanoGPT", step=39, made=40, loss=2.0)
+    last = events.Progress(time=2.0, format="nanoGPT", step=19, made=60, loss=1.0)
+    got = of_command(first, last)
+    assert (got.steps, got.loss_final, got.caveats) == (60, 1.0, [])
+    assert got.command is not None and got.command.last_step == 19
+    nan = f"{NOT_FINITE}, as at step 12 already"
+    got = of_command(first, last.model_copy(update={"loss": None, "not_finite": nan}))
+    assert (got.loss_final, got.caveats, got.notes) == (None, [nan], [nan])
+    shown = {figure.name: (figure.value, figure.note) for figure in figures_of(got)}
+    assert shown["Loss"] == ("not finite", "as at step 12 already")
+    got = of_command(last.model_copy(update={"not_finite": nan}), status=State.FAILED)
+    assert (got.caveats, got.notes) == ([], [nan])
+
+
+def test_a_loss_of_muster_step_that_is_not_finite_at_the_end() -> None:
+    losses = {1: 2.0, 20: math.nan, 40: 1.0, 60: math.inf, 80: math.nan}
+    logs = [events.Log(time=float(step), step=step, loss=loss) for step, loss in losses.items()]
+    got = of_command(window(80), *logs)
+    assert (got.loss_final, got.caveats) == (None, [f"{NOT_FINITE}, as at step 60 already"])
+    got = of_command(window(80), *logs[:3])
+    assert (got.loss_final, got.caveats) == (1.0, [])
+
+
+def test_pauses_between_the_steps_of_a_command() -> None:
+    """80 steps of 0.05 s, and a second before each twentieth, in windows of a second or more: 12 samples a
+    step, and the first ten are its warm-up."""
+    course: list[events.Event] = []
+    for step in range(20, 81, 20):
+        usual, pause = [0.05] * 19, [1.05]
+        for each, at in ((usual, step - 1), (pause, step)):
+            of = {"steps": len(each), "step_seconds": each, "seconds": sum(each), "samples": 4 * len(each)}
+            course += [window(at, rank, **of) for rank in range(3)]
+    got = of_command(*course)
+    assert got.command is not None and got.command.rests_on == 70
+    assert got.command.rate == pytest.approx(12 * 70 / (70 * 0.05 + 4))
+    assert (got.command.step_seconds, got.command.variation) == (0.05, None)
+    assert any(note.startswith("a usual step takes 50.0 ms, and 107 ms passed") for note in got.notes)
+    even = of_command(*(window(step) for step in range(10, 81, 10)))
+    assert even.command is not None and (even.command.rate, even.command.variation) == (40.0, 0.0)
+    assert not even.notes
 
 
 def test_the_halves_are_in_the_order_of_the_steps() -> None:

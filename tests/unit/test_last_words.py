@@ -62,6 +62,20 @@ def test_what_is_known_of_an_error_goes_with_it() -> None:
     assert explain(KeyError("x")).failure is None
 
 
+def test_what_is_raised_because_another_rank_is_lost_follows_from_that() -> None:
+    """Not what a rank met before that, nor a cause of its own that it met then."""
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:7575")
+    wrapped = RuntimeError("training failed on this rank")
+    wrapped.__cause__ = lost
+    again = ValueError("no result")
+    again.__context__ = wrapped
+    assert explain(lost).failure == explain(wrapped).failure == explain(again).failure == "peer_collapse"
+    assert explain(again).what == "ValueError: no result"
+    assert explain(torn(lost)).failure == "write_failed"
+    wrapped.__cause__ = KeyError("x")
+    assert explain(wrapped).failure is None
+
+
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "no"), ValueError("unexpected position")])
 def test_other_errors_are_no_full_disk(error: Exception) -> None:
     known = explain(error)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
 
 from muster.readers._live import Live
+from muster.readers.base import NOT_FINITE
 from muster.store.events import Progress
 from tests.unit.logs import LOGS, chat_log, metaseq_log, one
 
@@ -55,7 +57,7 @@ def watched(text: str) -> Progress:
         (LOGS["nemo"], "NeMo", 123, 1.245, "samples", 3 / 0.09535),
         (LOGS["lightning"], "Lightning", 400, 0.310, "steps", None),
         (LOGS["rich"], "Lightning", 400, 0.358, "steps", 200 / 11.5),
-        (LOGS["nano"], "nanoGPT", 3010, 4.249, "steps", 2 / 2.1166),
+        (LOGS["nano"], "nanoGPT", 3010, None, "steps", 2 / 2.1166),
         (LOGS["axolotl"], "Transformers", 284, 0.8635, "steps", None),
         (METASEQ, "metaseq", 2, 15.864, "samples", 512 * 739601 / 1048580),
         ("\n".join(metaseq_log()), "metaseq", 100, None, "samples", 32.0),
@@ -118,3 +120,46 @@ def test_the_figure_is_that_of_the_whole_log() -> None:
         assert seen.rate == job.rate
     assert watched("\n".join(chat)).step_seconds == pytest.approx(12.6, rel=1e-3)
     assert watched("\n".join(few)).rate is None
+
+
+MEGATRON = (
+    " iteration {step:8d}/     100 | consumed samples: {samples} | elapsed time per iteration (ms): 50.0 | "
+    "global batch size: 8 | lm loss: {loss:.6E} | loss scale: 1.0 | number of skipped iterations: 0 |"
+)
+BAR = "Epoch 0: {step:3d}%|███       | {step}/100 [00:{step:02d}<00:40,  1.00it/s{more}, loss={loss:.3f}]"
+DIVERGING = {
+    "nanoGPT": "iter {step}: loss {loss:.4f}, time 50.00ms, mfu 1.20%",
+    "Megatron-LM": MEGATRON,
+    "Lightning": BAR.replace("{more}", ", v_num=3"),
+}
+
+
+@pytest.mark.parametrize("format", DIVERGING)
+def test_a_loss_that_is_not_finite_at_the_end(format: str) -> None:
+    """The last figure that is one was long ago. fp16 begins with some that are none."""
+    losses = [math.inf, 4.0, 3.0, math.nan, 2.0, math.nan, math.inf, math.nan]
+    lines = [
+        DIVERGING[format].format(step=step, samples=8 * step, loss=loss)
+        for step, loss in enumerate(losses, 1)
+    ]
+    found = watched("\n".join(lines))
+    assert (found.format, found.loss) == (format, None)
+    assert found.not_finite == f"{NOT_FINITE}, as at step 6 already"
+    found = watched("\n".join(lines[:5]))
+    assert (found.loss, found.not_finite) == (2.0, None)
+
+
+def test_steps_that_are_counted_anew() -> None:
+    """Of two stages; and of one that counts from 0."""
+    line = "iter {}: loss 1.0000, time 50.00ms, mfu 1.20%"
+    found = watched("\n".join(line.format(step) for step in (*range(40), *range(20))))
+    assert (found.step, found.made) == (19, 60)
+    assert watched("\n".join(line.format(step) for step in range(0, 101, 10))).made == 101
+
+
+def test_a_bar_that_any_program_may_print() -> None:
+    """tqdm's with "Epoch 0" before it is as Lightning's, which has its version or a metric of NeMo's."""
+    lines = [BAR.format(step=step, more="", loss=1.0) for step in range(1, 30)]
+    assert watched("\n".join(lines)).format == "a progress bar"
+    lines.append("`Trainer.fit` stopped: `max_steps=29` reached.")
+    assert watched("\n".join(lines)).format == "Lightning"

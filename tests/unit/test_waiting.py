@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from muster.cli.views import progress
 from muster.cli.views.progress import ProgressView
 from muster.cli.views.waiting import Waiting
 from muster.core.job import Placement
@@ -78,6 +79,15 @@ def test_a_command_that_does_not_say_how_many_steps_there_will_be() -> None:
         view.announce(job)
         view(events.Progress(time=1.0, format="nanoGPT", step=7, loss=0.5, rate=None))
     assert "7 steps loss 0.5" in shown.getvalue()
+
+
+def test_a_step_of_which_nothing_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "QUIET", -1.0)
+    where, shown = console(terminal=False)
+    view = ProgressView(where)
+    view(events.Progress(time=1.0, format="Transformers", step=5))
+    view(events.Progress(time=2.0, format="nanoGPT", step=6, not_finite="not finite"))
+    assert shown.getvalue().splitlines() == ["step 5/?", "step 6/?: loss nan"]
 
 
 def test_deepspeed_says_when_it_compiles(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

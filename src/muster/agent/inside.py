@@ -1,12 +1,13 @@
 """Inside a rank's own process: shows the agent from outside where the rank is when there is no progress.
 
 One file, standard library alone, Python >= 3.8. It is `sitecustomize.py` in the archive that ranks have first
-in PYTHONPATH, so the interpreter runs it in every Python program of a job. It does two things:
+in PYTHONPATH, so the interpreter runs it in every Python program of a job. It does three things:
+  - what torchrun would have a rank print into two files goes into one, in its order;
   - a signal that programs do not use writes the Python stacks of all threads to a file, whatever the main
     thread does (faulthandler, in C);
   - once the program has formed a process group, a thread waits at a named pipe; a reader of that gets
     PyTorch's flight recorder (which collectives this rank began and ended) as a file.
-The agent uses them where py-spy is not installed or does not work.
+The agent uses the last two where py-spy is not installed or does not work.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ DISTRIBUTED = "torch.distributed.distributed_c10d"
 
 def begin() -> None:
     """Get ready to answer. A failure to do so must not break the program."""
+    join_outputs()
     folder, rank = os.environ.get("MUSTER_WITNESS"), os.environ.get("RANK", "")
     if not folder or not rank.isdigit():
         return
@@ -36,6 +38,18 @@ def begin() -> None:
         faulthandler.register(NUMBER, file=file, all_threads=True, chain=False)
         sys.meta_path.insert(0, _Finder(os.path.join(folder, "rank%s" % rank)))
     except Exception:
+        pass
+
+
+def join_outputs() -> None:
+    """Print errors into the file of all other output, where torchrun has made two below the job's folder: of
+    two that are read by turns nobody knows whether a step came before an exception."""
+    try:
+        made = os.path.realpath(os.environ["PET_LOG_DIR"])
+        out, err = (os.readlink("/proc/self/fd/%d" % number) for number in (1, 2))
+        if out.startswith(made) and err == out[: -len("stdout.log")] + "stderr.log":
+            os.dup2(1, 2)
+    except (OSError, KeyError):
         pass
 
 

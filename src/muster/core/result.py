@@ -81,6 +81,8 @@ class CommandRun(Part):
     step_seconds: float | None = None
     variation: float | None = Field(None, description="coefficient of variation of the rate")
     rests_on: int = Field(0, description="steps")
+    last_step: int | None = Field(None, description="its number, where numbers began anew before the end")
+    not_finite: str | None = Field(None, description="since when its last losses are not finite, in words")
     seconds: float | None = Field(None, description="from its start on the hosts to its end on all of them")
     code: Code | None = None
 

@@ -416,9 +416,10 @@ class Sign:
     number: int | None = None  # of its line, from 1
     when: float | None = None  # seconds since 1970, by the clock of who wrote the log
     code: str | None = None  # an exception's: where in the program it was raised
-    uncaught: bool = False  # its traceback begins where the program does
+    uncaught: bool = False  # its traceback begins where the program does, or torch's own hook printed it
     local_rank: int | None = None  # on its host, where torchrun's --tee says that
     own: bool = False  # its traceback ends in a line of the user's own program
+    hooked: bool = False  # torch's own hook printed it: its process ended
     more: str = ""  # of its message: what the lines below say
     logged: bool = False  # a logger printed its traceback, which does not begin where the program does
 
@@ -491,6 +492,8 @@ class LineSpot(Protocol):
     def local_rank(self) -> int | None: ...
     @property
     def own(self) -> bool: ...
+    @property
+    def hooked(self) -> bool: ...
     @property
     def below(self) -> Sequence[str]: ...
     @property
@@ -565,6 +568,9 @@ class Signs:
     marked: bool = False  # it tells its steps
     chains: dict[int | None, deque[str]] = field(default_factory=dict)  # by rank: signs of its last chain
     caused: set[int | None] = field(default_factory=set)  # ranks whose next exception is of the same chain
+    # By rank: the echo that its last exception was, where the next one follows from it; and for that one.
+    linked: dict[int | None, str] = field(default_factory=dict)
+    lost: dict[int | None, str] = field(default_factory=dict)
     symptoms: dict[str, _Echo] = field(default_factory=dict)  # by their shape
     idles: set[str] = field(default_factory=set)  # shapes that tell of no failure, whatever their digits
     echoes: int = 0  # lines that say only that something else has failed
@@ -706,6 +712,10 @@ class Signs:
         """Return whether a mark of progress came after a sign: one, since two leave none."""
         return not self.stands(sign) and any(each is sign for each in self.earlier.values())
 
+    def ended_by(self, sign: Sign) -> bool:
+        """Return whether an exception surely ended a process of the last run in this log."""
+        return sign.hooked and not sign.is_echo and sign not in self.before
+
     def asked(self, sign: Sign | None) -> bool:
         """Return whether a program says that it was asked to end, and tells no step after that: what it says
         of its end is no end of the training, unless it had said that before."""
@@ -833,6 +843,8 @@ class Signs:
                 self.now = {}
                 self.forget()
             self.last_number = number
+        if weight == "exception" and rank in self.lost:
+            weight, failure = "symptom", self.lost[rank]
         self.echoes += weight in ("symptom", "exit")
         self.ends += weight in ("killed", "crash", "exit", "external")
         for host in hosts:
@@ -853,6 +865,7 @@ class Signs:
                 sign = replace(Sign(weight, failure, text, host, rank, *place), more=self._further(text))
                 if spot and raised:
                     sign = replace(sign, code=spot.code, uncaught=spot.uncaught, own=spot.own)
+                    sign = replace(sign, hooked=spot.hooked)
                     heading = spot.heading if sign.code and not sign.uncaught else ""
                     sign = replace(sign, logged=is_logged(heading))
                     if sign.logged and goes_on(heading):
@@ -997,9 +1010,11 @@ class Signs:
             self._begin_traceback()
         elif _CAUSED in text:
             self._lead()
+            self._link()
             self.caused.add(self._rank())
         elif _HANDLED in text:
             self._lead()
+            self._link()
             self._handled()
         elif self.traceback and _SOURCE.match(text):
             pass
@@ -1058,6 +1073,9 @@ class Signs:
         if self.spot is not None:
             self._run_on(self.spot.number or 0)
         rank = self._rank()
+        self.lost.pop(rank, None)
+        if echo := self.linked.pop(rank, None):
+            self.lost[rank] = echo
         if rank not in self.caused and (rank in self.chains or len(self.chains) < _MOST):
             self.chains[rank] = deque(maxlen=_LAST)
         self.caused.discard(rank)
@@ -1069,6 +1087,13 @@ class Signs:
             text, self.spot = above
             self._add("exception", None, text, (None,))
             self.spot = here
+
+    def _link(self) -> None:
+        """Remember that what its rank raises next follows from the loss of another one."""
+        rank = self._rank()
+        echo = echo_of((self.chains.get(rank) or [self.last])[-1]) or self.lost.get(rank)
+        if echo:
+            self.linked[rank] = echo
 
     def _follows(self, text: str) -> bool:
         """Return whether a line belongs to those before it: the program goes on after an exception, or it is
@@ -1273,6 +1298,17 @@ def _is_advice(text: str, entry: Recognised) -> bool:
 def is_exception(text: str) -> bool:
     """Return whether a line is the last line of Python's traceback."""
     return bool(_EXCEPTION.match(text))
+
+
+def echo_of(text: str) -> str | None:
+    """Return the entry of a line that only says that another rank has failed; None: it is no such line."""
+    entry = find(text)
+    return entry.failure.id if entry and entry.phrase.weight == "symptom" and entry.failure.is_echo else None
+
+
+def follows(text: str) -> bool:
+    """Return whether a line says that the exception below it was raised because of the one above it."""
+    return _CAUSED in text or _HANDLED in text
 
 
 def is_loud(line: str) -> bool:

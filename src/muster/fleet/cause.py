@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from muster.core.job import Placement
 from muster.core.result import Failure
 from muster.core.state import RunEnd, State
-from muster.failures.signs import Sign, order, shortened
+from muster.failures.signs import Sign, echo_of, order, shortened
 from muster.failures.table import blame_of, find, known_failures, why_lost
 from muster.fleet.messages import Kernel
 from muster.readers._feed import sign_of
@@ -22,6 +22,7 @@ _ADDRESSES = re.compile(r"addresses of \((\S+), \d+\)")
 # What a host's rank printed, some lines at a time; None: what its command itself printed.
 Words = Callable[[str, int | None], Iterable[Sequence[str]]]
 _Cause = tuple[Sign, str, int | None]  # with the host and the rank that print it
+_MARK = re.compile(r"^\[rank\d+\]: ?")  # of torch, whose line it is
 _ACCOUNT = re.compile(r"exitcode +: (-?\d+)")  # torchrun's, of a rank
 
 if TYPE_CHECKING:
@@ -129,8 +130,10 @@ def judge_command(
     by_host = {place.host: place for place in places}
     cause: _Cause | None = None
     for host in ordered:
-        for rank in (*by_host[host].ranks, None):
-            sign = sign_of(words(host, rank))
+        account = sign_of(words(host, None))  # of torchrun, with the rank that failed first
+        ranks = sorted(by_host[host].ranks, key=lambda rank: account is None or rank != account.rank)
+        for rank in (*ranks, None):
+            sign = account if rank is None else sign_of(words(host, rank))
             if sign and not sign.is_echo and (cause is None or order(sign.weight) < order(cause[0].weight)):
                 cause = sign, host, rank
     # No line says why, or one does that follows from another.
@@ -216,7 +219,8 @@ def _with_last_words(failure: Failure, words: Words, place: Placement, first: in
         for block in words(place.host, rank):
             last = next((line for line in reversed(block) if line.strip()), last)
         if last and not (rank is None and last.startswith("===")):
-            what = f"{failure.what}; its last line: {shortened(uncoloured(last))}"
+            how = "it lost another rank" if echo_of(last) else "its last line"
+            what = f"{failure.what}; {how}: {shortened(_MARK.sub('', uncoloured(last)))}"
             return failure.model_copy(update={"what": what})
     return failure
 

@@ -7,7 +7,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, compress, islice
+from itertools import chain, compress, islice, takewhile
 from types import ModuleType
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -15,7 +15,16 @@ from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 
 from muster.core.errors import BrokenPluginError
 from muster.core.registry import broken, fits, guarded, load_plugin, package_of, plugin_names, warn
-from muster.failures.signs import CHAINED, SENDER, Sign, complains, goes_on, is_exception, is_logged
+from muster.failures.signs import (
+    CHAINED,
+    SENDER,
+    Sign,
+    complains,
+    follows,
+    goes_on,
+    is_exception,
+    is_logged,
+)
 from muster.failures.signs import HINTS as SIGN_HINTS
 from muster.failures.table import find
 from muster.readers._counters import NEXT_RUN, Counters, counts, ended_well
@@ -43,6 +52,12 @@ _PREFIX = re.compile(
 _LOCAL = re.compile(r"(?:\S+: )?\[default(\d{1,9})\]:")  # torchrun's --tee and --redirects
 _FRAME = re.compile(r"  File \"([^\"]+)\", line (\d+)(?:, in (.+))?")
 _MARK = re.compile(r"^\[rank\d+\]: ?")
+# What torch's own sys.excepthook puts before a line, whoever else does so before it: programs' and launchers'
+# own marks have no blank there.
+_HOOK = re.compile(r"(?:\S+: |\[\w+\]:)?\[rank\d{1,9}\]: [^\W\d]")
+_SOURCE = re.compile(r"File \"[^\"]+\", line \d+, in ")
+_BEGINS = ("<module>", "_run_module_as_main")  # where a program does
+_BUFFER = 8192  # bytes that Python holds back of what it prints to a file or a pipe
 _NAMED = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]|(?<=\.)[a-z])\w*(?:: .*)?"
 )  # an exception's class, and what it says
@@ -214,6 +229,26 @@ class LineFeed:
         sign = last_exception(self.frame, self.ends)
         return None if sign and best and best.weight == "killed" and not best.follows(sign) else sign
 
+    def overtaken(self, best: Sign | None) -> Sign | None:
+        """Return the last exception that steps follow which may have been printed before it: two streams, or
+        what a program that ends has left in its buffer. None: there is none, or another sign says why."""
+        signs, over = self.frame.signs, self.frame.signs.got_over
+        silent = best is None or (over and signs.ended_by(over) and (best.weight == "exit" or best.is_echo))
+        return over if over and silent and self._may_be_late(over.text) else None
+
+    def _may_be_late(self, text: str) -> bool:
+        """Return whether what follows an exception is no more than a buffer, and nothing caught it."""
+        left, ends = _BUFFER, (uncoloured(line) for line in self.backwards())
+        for line in ends:
+            left -= len(line) + 1
+            if left < 0:
+                return False
+            if text in line:
+                above = takewhile(lambda each: "Traceback (most recent call last)" not in each, ends)
+                frames = [each for each in islice(above, _BACK) if _SOURCE.search(each)]
+                return bool(frames) and frames[-1].rstrip().endswith(_BEGINS)
+        return False
+
 
 def _cut(block: Sequence[str], place: int) -> tuple[Sequence[str], Sequence[str]]:
     """Return a block's lines before and from an index."""
@@ -254,7 +289,9 @@ def sign_of(blocks: Iterable[Sequence[str]]) -> Sign | None:
     while rest is not None:  # another job begins in the same log
         feed = feed.again()
         rest = feed.take(rest)
-    return feed.frame.signs.decisive()
+    best = feed.raised() or feed.frame.signs.decisive()
+    late = feed.overtaken(best)
+    return late if late and feed.frame.signs.ended_by(late) else best
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -372,7 +409,13 @@ class LinePlace(NamedTuple):
         """Whether nothing caught the exception of the traceback that ends here: that begins where a program
         does, or a shell goes on right below it."""
         frames, below = self._frames(), next(filter(str.strip, self.below), "")
-        return bool(frames) and ((frames[-1][3] or "").strip() == "<module>" or bool(NEXT_RUN.match(below)))
+        begins = bool(frames) and (frames[-1][3] or "").strip() in _BEGINS
+        return begins or self.hooked or (bool(frames) and bool(NEXT_RUN.match(below)))
+
+    @property
+    def hooked(self) -> bool:
+        """Whether torch's own hook printed the line: the exception ended its process."""
+        return bool(_HOOK.match(_sent(self.block[self.place])[1]))
 
     @property
     def own(self) -> bool:
@@ -462,10 +505,13 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
     no echo of another rank; None: there is none, or the sieve of words lets it through, which misses
     `StopIteration` and classes of users."""
     sign, waits, prefix = None, False, ""
+    echo = linked = False  # whether it lost another rank, and what follows was raised because of that
     for number, block in enumerate(blocks):
         for place, line in enumerate(block):
             if "Traceback (most recent call last)" in line:
-                waits, prefix = True, _prefix(line)
+                waits, prefix, echo, linked = True, _prefix(line), echo and linked, False
+            elif follows(line):
+                linked = True
             elif waits and _prefix(line) == prefix:
                 text = _MARK.sub("", frame.bare(line))
                 if not text.strip() or text[0].isspace():
@@ -475,13 +521,16 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                 heading = spot.heading
                 logged = is_logged(heading) and not spot.uncaught
                 if entry is not None and entry.phrase.weight == "symptom":
+                    echo = entry.failure.is_echo
                     continue
                 if logged and goes_on(heading):
                     continue
                 sign = None
-                if _is_missed(text):
+                if _is_missed(text) and not echo:
                     place_of = (spot.rank, spot.number, spot.when, spot.code, spot.uncaught, spot.local_rank)
-                    sign = Sign("exception", None, text, None, *place_of, spot.own, logged=logged)
+                    sign = Sign(
+                        "exception", None, text, None, *place_of, spot.own, spot.hooked, logged=logged
+                    )
     return sign
 
 

@@ -27,7 +27,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from muster.readers._frame import Frame, stamp
-from muster.readers.base import APART, WARM_UP, LogWindow, Reading, Series, Unit, number
+from muster.readers.base import (
+    APART,
+    NOT_FINITE,
+    WARM_UP,
+    LogWindow,
+    Reading,
+    Series,
+    Unit,
+    is_not_finite,
+    number,
+)
 
 STEPS_ONLY = "the batch size is unknown: rates are in steps, not in samples"
 OF_A_DEVICE = "tokens are those of one device"
@@ -65,6 +75,8 @@ class LineFormat:
     single: bool = False  # a step's time is its own, not the mean since the line before
     device: bool = False  # tokens are those of one device
     rough: bool = False  # what other formats say of the same steps is better
+    own: re.Pattern[str] | None = None  # what of its lines no other program's has
+    otherwise: str = ""  # the name where there is none of that, and neither settings nor words of an end
 
     @cached_property
     def words(self) -> tuple[str, ...]:
@@ -122,6 +134,8 @@ class Steps:
         self.skipped: int | None = None
         self.memory = 0.0
         self.loss: float | None = None
+        self.diverged: int | None = None  # the step from which on the loss is not finite
+        self.name = form.otherwise or form.name
         self.interrupted = False
         self.restarts = 0  # of the frame, at the last step
         self.ended = False
@@ -135,9 +149,11 @@ class Steps:
             self.ended = self.ended and GOES_ON not in text
         if any(word in text for word in self.form.ends):
             self.ended, self.drawn = True, False
+            self.name = self.form.name
             self.frame.finish()
         match = self.form.step.search(text)
         if match:
+            self.name = self.form.name if self.form.own and self.form.own.search(text) else self.name
             self.begin(match.groupdict(), stamp(text))
         for place, setting in enumerate(self.form.settings):
             if (match := setting.search(text)) and len(self.settings) < _MOST_SETTINGS:
@@ -222,7 +238,10 @@ class Steps:
             self.facts["step_tokens"] = figures["sequence"] * self.facts["batch"]
         if "batch" in self.facts and len(self.batches) < _MOST_BATCHES:
             self.batches.setdefault(self.facts["batch"])
-        self.loss = figures.get("loss", self.loss)
+        if "loss" in figures:
+            self.loss, self.diverged = figures["loss"], None
+        elif self.now is not None and not self.other and is_not_finite(groups.get("loss")):
+            self.diverged = self.now.number if self.diverged is None else self.diverged
         self.total = int(figures.pop("all_steps", self.total))
         if self.now is not None and not self.other:
             self.now.told |= figures
@@ -240,6 +259,8 @@ class Steps:
         if len(self.batches) > 1:
             sizes = ", ".join(f"{each:g}" for each in self.batches)
             notes.append(CHANGED.format(sizes=sizes))
+        if self.diverged is not None:
+            notes.append(f"{NOT_FINITE}, as at step {self.diverged:,} already")
         own = self.own.measured() if self.own.total == self.series.total and unit == "samples" else None
         if walled := self._walled():
             own = self.series.scaled(batch if batch and unit == "steps" else 1.0).measured()
@@ -247,7 +268,7 @@ class Steps:
         steps = self.steps + max(0, self.final.number - self.last.number) or self.last.number
         return [
             Reading(
-                format=self.form.name,
+                format=self.form.name if self.settings else self.name,
                 recipe=recipe,
                 complete=self.form.whole,
                 own=own.rate if own else None,
@@ -266,7 +287,7 @@ class Steps:
                 total=(self.total or None)
                 if steps - self.final.number in (0, 1)
                 else None,  # both of one process
-                loss=self.loss,
+                loss=self.loss if self.diverged is None else None,
                 notes=tuple(notes),
             )
         ]

@@ -10,7 +10,7 @@ from muster.readers._feed import LineFeed
 from muster.readers._frame import Frame
 from muster.readers._read import contradicting, ranked
 from muster.readers._user import UserFormat
-from muster.readers.base import MeasuredWindows, Reading
+from muster.readers.base import NOT_FINITE, MeasuredWindows, Reading
 from muster.store.events import Progress
 
 
@@ -46,11 +46,15 @@ class Live:
         refuted = not best.sure and contradicting(best_first) is not None
         if figures is None:
             figures = next((_reported(each) for each, _ in best_first if each.reported), None)
+        notes = (note for each, _ in best_first for note in each.notes)
+        diverged = next((note for note in notes if note.startswith(NOT_FINITE)), None)
         progress = Progress(
             time=now,
             format=best.format,
             step=self.steps,
-            loss=next((each.loss for each, _ in best_first if each.loss is not None), None),
+            made=best.steps or 0,
+            loss=None if diverged else next((e.loss for e, _ in best_first if e.loss is not None), None),
+            not_finite=diverged,
         )
         if figures is None or refuted:
             return progress

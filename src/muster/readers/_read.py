@@ -42,8 +42,6 @@ MOST_RANKS = 8  # of a host, where nothing says how many hosts there are
 TOLD, LAST = 5, 5
 AT_END = 1  # lines at a log's end in which a program says why it ends
 RECENT = 1000  # lines at the end of a log that no reader knows, in which it says why it ended
-_BUFFER = 8192  # bytes that Python holds back of what it prints to a file or a pipe
-_SOURCE = re.compile(r"File \"[^\"]+\", line \d+, in ")
 STAMPED = 10_000  # lines at the beginning and at the end, in which time stamps are looked for
 # Tables, documents and programs: what they say of failures, as results of earlier jobs do, is no job's end.
 _NO_LOG = re.compile(r"\.(?:csv|tsv|json|md|rst|html?|ya?ml|toml|ini|cfg|py|ipynb|sh)$", re.IGNORECASE)
@@ -189,8 +187,10 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
     if first is None and met and not frame.steps:
         first, met = met[-1], met[:-1]
     over = first in signs.met.values()
-    if first is None and signs.got_over and _may_be_late(ends, signs.got_over.text):
-        first, over = signs.got_over, True
+    late = feed.overtaken(first)
+    sure = late is not None and signs.ended_by(late)
+    if late:
+        first, over = late, not sure
     alone = first is not None and (first is raised or (first.number or 0) < signs.run_begin)
     last = first.text if first and (over or (alone and first.weight == "exception")) else signs.last
     others = [each for each in signs.by_weight() if each is not first]
@@ -201,11 +201,11 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
     outside = first is not None and first.weight == "external" and not (signs.broke or signs.stands(first))
     trained = outside and counters.trained(before) and not (first and first.scheduled)
     onward: Onward = "no"
-    if first is not None:
+    if first is not None and not sure:
         onward = "yes" if trained else _onward(first, feed, ends, quiet, over=over, formatted=formatted)
     text = list(outside_asides(map(frame.bare, reversed(ends))))
     near = (quiet or 0) + CLOSE if first and first.weight == "exit" else AT_END
-    late = feed.late_complaint()
+    complaint = feed.late_complaint()
     return EndOfLog(
         signs=_brief(_few([first, *others] if first else [])),
         alike=ways.count(first.way) if first else 0,
@@ -220,7 +220,7 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         finished=(signs.finished and not (signs.asked(first) or signs.ended_after(first)))
         or (outside and counters.reached_last(before))
         or (first is not None and first.scheduled and counters.trained(before))
-        or late is not None,
+        or complaint is not None,
         loud=tuple(shortened(line) for line in islice(filter(is_loud, ends), TOLD))[::-1],
         status=signs.status,
         closed=signs.succeeded
@@ -229,7 +229,7 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         or counters.closes(takewhile(lambda line: not is_exception(line), reversed(text))),
         worked=signs.marked or frame.steps > 0,
         clues=_brief(signs.clues.values()),
-        complaint=None if signs.succeeded else late or feed.complaint(near),
+        complaint=None if signs.succeeded else complaint or feed.complaint(near),
         verdict=signs.verdict or signs.relaunched,
     )
 
@@ -257,21 +257,6 @@ def _onward(
     if formatted and not over:  # then steps tell whether it went on, or that it is long ago
         passed = caught and (quiet is None or quiet > NEAR)
     return "perhaps" if passed or signs.in_a_sentence(first) else "no"
-
-
-def _may_be_late(ends: Sequence[str], text: str) -> bool:
-    """Return whether what follows an exception that nothing caught may have been printed before it: a program
-    that ends writes what is left in its buffer. `ends`: the last lines, the last one first."""
-    left = _BUFFER
-    for place, line in enumerate(ends):
-        left -= len(line) + 1
-        if left < 0:
-            return False
-        if text in line:
-            above = takewhile(lambda each: "Traceback (most recent call last)" not in each, ends[place + 1 :])
-            frames = [each for each in above if _SOURCE.search(each)]
-            return bool(frames) and frames[-1].rstrip().endswith("in <module>")
-    return False
 
 
 def _few(signs: Sequence[Sign]) -> Iterator[Sign]:

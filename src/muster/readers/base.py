@@ -28,6 +28,7 @@ APART = 0.02  # a rate that is further from the tool's own than this is said
 # A number as tools print it, to build expressions of: 192, 1,536, 1_536, 1.536000e+03. It ends before a comma
 # that is not between thousands. `number` reads it.
 FIGURE = r"[-+]?\d{1,18}(?:[,_]\d{3})*(?:\.\d*)?(?:[eE][-+]?\d{1,3})?"
+LOSS = r"(?P<loss>[\d.eE+-]+|[-+]?(?i:nan|inf(?:inity)?)\b)"  # as tools print it, also where it diverged
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
 NOWHERE = "neither the log nor its name says on which hosts it ran"
@@ -356,3 +357,11 @@ def number(text: object) -> float | None:
     except (ValueError, OverflowError):
         return None
     return value if abs(value) <= LARGEST else None  # false for NaN
+
+
+def is_not_finite(text: object) -> bool:
+    """Return whether a figure is nan or infinite, as text or not."""
+    try:
+        return not math.isfinite(float(text))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False

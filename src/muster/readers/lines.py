@@ -6,7 +6,7 @@ import re
 
 from muster.readers._frame import Frame
 from muster.readers._lines import GOES_ON, LineFormat, Steps
-from muster.readers.base import Reading
+from muster.readers.base import LOSS, Reading
 
 
 def _all(*patterns: str) -> tuple[re.Pattern[str], ...]:
@@ -16,7 +16,7 @@ def _all(*patterns: str) -> tuple[re.Pattern[str], ...]:
 _NEMO = _all(
     r"train_step_timing in s: (?P<seconds>[\d.e-]+)",
     r"global_batch_size: (?P<batch>\d+)",
-    r"reduced_train_loss: (?P<loss>[\d.e+-]+)",
+    rf"reduced_train_loss: {LOSS}",
 )
 _VALIDATES = ("Validation ", "alidation epoch")
 # Lightning's own words, and those of its EarlyStopping, after which it may go on to its least epoch.
@@ -46,7 +46,7 @@ FORMATS = (
             r"consumed[ _]tokens[:=] *(?P<tokens>\d+) ",
             r"samples[ _]per[ _]second[:=] *(?P<samples_per_second>[\d.]+)",
             r"number[ _]of[ _]skipped[ _]iterations[:=] *(?P<skipped>\d+)",
-            r"lm[ _]loss[:=]? *(?P<loss>[\d.E+-]+)",
+            rf"lm[ _]loss[:=]? *{LOSS}",
             r"memory \(MB\) .*?max allocated: (?P<memory_mib>[\d.]+)",
         ),
         settings=_all(
@@ -69,7 +69,7 @@ FORMATS = (
         facts=_all(
             r"elapsed_time_per_iteration_ms: (?:(?P<seconds>[\d.]+)K|(?P<ms>[\d.]+)) \|",
             r"global_batch_size: (?P<batch>\d+) \|",
-            r"lm_loss: (?P<loss>[\d.]+)",
+            rf"lm_loss: {LOSS}",
         ),
         single=True,
         counts_down=True,
@@ -132,13 +132,15 @@ FORMATS = (
     LineFormat(  # the main bar of Lightning, and of NeMo, which is made with it
         "Lightning",
         hints=("Epoch ", "rainable params"),
+        own=re.compile(r"[ ,](?:v_num|consumed_samples|reduced_train_loss)="),
+        otherwise="a progress bar",
         step=re.compile(
             r"^\s*Epoch (?P<epoch>\d+): .*?\| *(?P<step>[1-9]\d*)/(?P<total>\d+) "
             r"\[(?P<clock>(?:\d{1,6}:)?\d\d:\d\d)<(?:[^,\]]*, +(?P<pace>[\d.]+)(?P<per>it/s|s/it))?"
         ),
         facts=_all(
             r"[ ,]consumed_samples=(?P<samples>\d+)(?:\.0)?(?=[,\]])",
-            r"[ ,](?:reduced_)?(?:train_)?loss=(?P<loss>[\d.e+-]+)",
+            rf"[ ,](?:reduced_)?(?:train_)?loss={LOSS}",
         ),
         settings=_TRAINABLE,
         stops=("Validation", "alidating", GOES_ON),
@@ -152,7 +154,7 @@ FORMATS = (
             r"Epoch (?P<epoch>\d+)/(?P<last_epoch>\d+) .*?[\u2501\u2578\u257a] (?P<step>\d+)/(?P<total>\d+) "
             r"(?P<clock>\d{1,6}:\d\d:\d\d) \u2022"
         ),
-        facts=_all(r" (?:train_)?loss: (?P<loss>[\d.e+-]+)"),
+        facts=_all(rf" (?:train_)?loss: {LOSS}"),
         stops=("Validation", GOES_ON),
         ends=_STOPPED,
         counts_down=True,
@@ -170,9 +172,7 @@ FORMATS = (
         "modded-nanogpt",
         hints=(" train_time:", "peak memory "),
         step=re.compile(r"\bstep:(?P<step>\d+)/(?P<total>\d+) .*?train_time:(?P<elapsed_ms>\d+)ms"),
-        facts=_all(
-            r"val_loss:(?P<loss>[\d.]+)", r"peak memory (?:allocated|consumption): (?P<memory_mib>\d+) MiB"
-        ),
+        facts=_all(rf"val_loss:{LOSS}", r"peak memory (?:allocated|consumption): (?P<memory_mib>\d+) MiB"),
         ends=("peak memory ",),
         tells_end=True,
     ),
@@ -199,7 +199,7 @@ FORMATS = (
             r"(?=(?:.*?'elapsed_time': '(?P<clock>[\ddhms ]+)')?)"
             r".*?'global_step/max_steps': '(?P<step>\d+)/(?P<total>\d+)'"
         ),
-        facts=_all(r"'loss': '?(?P<loss>[\d.e+-]+)", r"'memory\(GiB\)': '?(?P<memory_gib>[\d.]+)"),
+        facts=_all(rf"'loss': '?{LOSS}", r"'memory\(GiB\)': '?(?P<memory_gib>[\d.]+)"),
         stops=("'eval_loss'",),
         counts_down=True,
     ),
@@ -210,7 +210,7 @@ FORMATS = (
             r'"current_steps": (?P<step>\d+), "total_steps": (?P<total>\d+),.*'
             r'"elapsed_time": "(?P<clock>[\d:, days]+)"'
         ),
-        facts=_all(r'"loss": (?P<loss>[\d.e+-]+)'),
+        facts=_all(rf'"loss": {LOSS}'),
         stops=('"eval_loss": 0', '"eval_loss": 1', '"eval_loss": 2'),
         counts_down=True,
     ),
@@ -225,7 +225,7 @@ FORMATS = (
         step=re.compile(r"completed step: (?P<step>\d+), seconds: (?P<seconds>[\d.]+)"),
         facts=_all(
             r"Tokens/s/device: (?P<tokens_per_second>[\d.]+)",
-            r", loss: (?P<loss>[\d.]+)",
+            rf", loss: {LOSS}",
             r"\bglobal_batch_size_to_train_on: (?P<batch>\d+)",
         ),
         settings=_all(r"^ Total TFLOPs: [\d.]+", r"number parameters: [\d.]+ \w+"),

@@ -314,7 +314,10 @@ def _command(result: Result, run: CommandRun) -> Iterator[Figure]:
     yield Figure(group, "Started", "by torchrun" if run.start == "torchrun" else f"once per {run.start}")
     yield from _duration(result)
     if run.told_by:
-        yield Figure(group, "Steps", f"{result.steps:,}", note=f"as {run.told_by} states")
+        note = f"as {run.told_by} states"
+        if run.last_step is not None:
+            note += f"; its numbers began anew, and the last is {run.last_step:,}"
+        yield Figure(group, "Steps", f"{result.steps:,}", note=note)
     else:
         yield Figure(group, "Steps")
     if run.code:
@@ -324,7 +327,10 @@ def _command(result: Result, run: CommandRun) -> Iterator[Figure]:
     spread = f"± {100 * run.variation:.1f} %" if run.variation is not None else ""
     yield Figure("Speed", "Throughput", number(run.rate), f"{run.unit}/s" if run.rate else "", spread)
     yield Figure("Speed", "Step time", seconds(run.step_seconds))
-    yield _training_loss("Loss", result)
+    if run.not_finite:
+        yield Figure("Learning", "Loss", "not finite", note=run.not_finite.partition(", ")[2])
+    else:
+        yield _training_loss("Loss", result)
 
 
 # --- the fabric -------------------------------------------------------------------------------------------

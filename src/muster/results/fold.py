@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ from muster.core.state import RunEnd
 from muster.core.units import counted, format_seconds
 from muster.engines.base import spec_of
 from muster.failures.table import known_failures
+from muster.readers.base import NOT_FINITE, WARM_UP
 from muster.results.speed import flops, throughput, usual_seconds
 from muster.results.stragglers import parts_of
 from muster.store import events
@@ -672,19 +674,42 @@ def of_command(made: Result, folded: EventFold, job: Job) -> Result:
     recipe, progress = job.recipe, folded.progress
     figures: dict[str, Any] = {}
     changed: dict[str, Any] = {"model": None, "engine": None, "precision": None, "global_batch": None}
+    notes = [*made.notes]
     marked = [each for ranks in folded.windows.values() for each in ranks.values() if each.seconds > 0]
     if marked:
-        figures = _marked(marked)
+        ranks = _without_warmup(marked)
+        figures = _marked(ranks)
+        notes += _pauses(ranks)
     elif progress is not None:
         figures = {"told_by": progress.format, "rests_on": progress.steps}
         figures |= {name: getattr(progress, name) for name in ("rate", "unit", "step_seconds", "variation")}
         # Its first line is not among those that were looked at: some seconds of them at a time.
-        changed |= {"steps": progress.step, "loss_first": None}
+        changed |= {"steps": max(progress.step, progress.made)}
+        changed |= {"loss_first": None, "loss_final": progress.loss}
+        figures["last_step"] = progress.step if progress.made > progress.step + 1 else None
         if note := _timer_note(folded, progress):
-            changed["notes"] = [*made.notes, note]
+            notes.append(note)
+    lacks = _not_finite(folded)
+    if lacks:
+        figures["not_finite"] = lacks
+        changed |= {"loss_final": None, "caveats": [*made.caveats, *([lacks] if made.status.good else ())]}
+        notes.insert(0, lacks)
+    changed["notes"] = notes
     words = masked_program(recipe["command"])  # folders of earlier versions have it as it was
     changed["command"] = CommandRun(command=words, start=recipe["run"]["start"], **figures)
     return made.model_copy(update=changed)
+
+
+def _not_finite(folded: EventFold) -> str | None:
+    """Return since when a command's last losses are not finite, in words; None: they are, or there are none.
+    """
+    if not folded.windows:
+        return folded.progress.not_finite if folded.progress else None
+    since = None
+    for step in sorted(folded.logs):
+        if (loss := folded.logs[step].loss) is not None:
+            since = None if math.isfinite(loss) else step if since is None else since
+    return None if since is None else f"{NOT_FINITE}, as at step {since:,} already"
 
 
 def _timer_note(folded: EventFold, progress: events.Progress) -> str | None:
@@ -703,15 +728,10 @@ def _timer_note(folded: EventFold, progress: events.Progress) -> str | None:
     )
 
 
-def _marked(windows: Sequence[events.Window]) -> dict[str, Any]:
+def _marked(ranks: Mapping[int, Sequence[events.Window]]) -> dict[str, Any]:
     """Return what ranks reported by muster.step: their samples (else tokens, else steps) over their own
     seconds. Windows of ranks begin and end at their own times, so a rank's rate is its own, and rates are
     added up."""
-    ranks: dict[int, list[events.Window]] = defaultdict(list)
-    for each in sorted(windows, key=lambda each: each.step):
-        ranks[each.rank or 0].append(each)
-    for rank, by_window in ranks.items():  # the first of more than two windows has the program's own warm-up
-        ranks[rank] = by_window[1:] if len(by_window) > 2 else by_window
     whole = [each for by_window in ranks.values() for each in by_window]
     unit = next((name for name in ("samples", "tokens") if any(getattr(w, name) for w in whole)), "steps")
 
@@ -721,16 +741,47 @@ def _marked(windows: Sequence[events.Window]) -> dict[str, Any]:
     rates = [
         sum(map(count, by_window)) / sum(each.seconds for each in by_window) for by_window in ranks.values()
     ]
-    steps = sorted(seconds for each in whole for seconds in each.step_seconds)
+    steps = [seconds for each in whole for seconds in each.step_seconds]
     paces = [count(each) / each.seconds for each in ranks[min(ranks)]]
     return {
         "told_by": "muster.step",
         "rate": min(rates) if unit == "steps" else sum(rates),
         "unit": unit,
         "step_seconds": statistics.median(steps) if steps else None,
-        "variation": variation(paces, least=3),
+        "variation": None if _pauses(ranks) else variation(paces, least=3),
         "rests_on": sum(each.steps for each in ranks[min(ranks)]),
     }
+
+
+def _without_warmup(windows: Iterable[events.Window]) -> dict[int, list[events.Window]]:
+    """Return the windows of each rank, in order, without its first WARM_UP steps; of few, without a third."""
+    ranks: dict[int, list[events.Window]] = defaultdict(list)
+    for each in sorted(windows, key=lambda each: each.step):
+        ranks[each.rank or 0].append(each)
+    for rank, by_window in ranks.items():
+        rest, ranks[rank] = min(WARM_UP, sum(each.steps for each in by_window) // 3), []
+        for each in by_window:
+            cut, rest = min(rest, each.steps), rest - min(rest, each.steps)
+            if cut == each.steps:
+                continue
+            share = (each.steps - cut) / each.steps
+            counts = {"samples": round(share * each.samples), "tokens": round(share * each.tokens)}
+            left = {"steps": each.steps - cut, "seconds": each.seconds - sum(each.step_seconds[:cut])}
+            own = each.model_copy(update={**counts, **left, "step_seconds": each.step_seconds[cut:]})
+            ranks[rank].append(own)
+    return ranks
+
+
+def _pauses(ranks: Mapping[int, Sequence[events.Window]]) -> list[str]:
+    """Return a note where much time passed between the first rank's steps, or in a few of them."""
+    steps = [seconds for each in ranks[min(ranks)] for seconds in each.step_seconds]
+    usual, mean = (statistics.median(steps), statistics.fmean(steps)) if steps else (0.0, 0.0)
+    if mean < TIMER_APART * usual or not usual:
+        return []
+    return [
+        f"a usual step takes {format_seconds(usual)}, and {format_seconds(mean)} passed from step to step on "
+        "the mean: evaluation, saving, loading or waiting between some of them, which the throughput includes"
+    ]
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -66,6 +66,7 @@ _QUIET = "no known failure is in it, and nothing says how it ended"
 _PRINTED: tuple[Weight, ...] = ("exception", "symptom", "exit")  # many programs do so, and go on
 _OPEN = re.compile(r"Traceback \(most recent call last\)|^\W*(?:\S+ )?File \"")
 WHOLE = "the training had come to its end: what failed came after it"
+ANEW = "`muster resume` starts the command anew: whether it goes on from a checkpoint is its own affair"
 RETRIED = "an earlier attempt in the same log failed, and was made again"
 BEGUN = "its training had ended, and the log stops in what was begun after that"
 _PERHAPS = "what may be why is in it, but the program seems to have gone on after it, or says it in passing"
@@ -155,7 +156,8 @@ def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
         shows = f"muster show {run.word}" + (" --follow" if state is State.RUNNING else "")
         return Explanation(of=run.id, answer="going", state=state, says=says, command=shows)
     if state.good:
-        return Explanation(of=run.id, answer="nothing", state=state, says="it succeeded: nothing failed here")
+        says = f"it {result.outcome}" if result and result.caveats else "it succeeded: nothing failed here"
+        return Explanation(of=run.id, answer="nothing", state=state, says=says)
     logs = _last_attempt(run)
     if result is None or result.failure is None:
         return _interrupted(run, state, logs)
@@ -181,6 +183,7 @@ def explain_run(run: RunFolder | PipelineFolder) -> Explanation:
         echoes=sum(log.why.echoes for log in logs),
         lines=_telling(logs, loud=False) if wordless else [],
         command=_way_on(run, result, entry),
+        notes=[ANEW] if result.command else [],
     )
     return _with_entry(explanation, entry, failure.host)
 
@@ -570,7 +573,8 @@ def _blame_in(logs: Iterable[JobLog], failure: Failure) -> Blame | None:
 
 def _raised(failure: Failure) -> str:
     evidence = failure.evidence
-    return _NAMED["exception"].format(failure.what) if evidence and evidence.code else failure.what
+    raised = evidence and evidence.code and shortened(failure.what) == evidence.text
+    return _NAMED["exception"].format(failure.what) if raised else failure.what
 
 
 def _with_entry(explanation: Explanation, failure: KnownFailure | None, host: str | None) -> Explanation:

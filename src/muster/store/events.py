@@ -307,7 +307,9 @@ class Progress(_Event):
     kind: Literal["progress"] = "progress"
     format: str = Field(description="of the output: Transformers, Megatron-LM, nanoGPT and so on")
     step: int
+    made: int = Field(0, description="steps that lines tell of in all, where numbers began anew or at 0")
     loss: float | None = None
+    not_finite: str | None = Field(None, description="since when its last losses are not finite, in words")
     rate: float | None = Field(None, description="per second, over the steps so far without the warm-up")
     unit: Literal["samples", "steps", "tokens"] = Field("samples", description="what is counted by `rate`")
     step_seconds: float | None = Field(None, description="mean; None: not told")

@@ -6,6 +6,8 @@ import errno
 import os
 import re
 import traceback
+from collections.abc import Iterator
+from itertools import islice
 
 from muster.core.errors import NO_ROOM, MusterError, RecipeError, WorkerError
 from muster.failures.table import Recognised, find
@@ -31,10 +33,12 @@ def explain(error: Exception) -> MusterError:
 
 
 def known_error(error: BaseException) -> Recognised | None:
-    """Find an error in the table of failures; None: it is not there. Its first line names the problem, and is
-    matched with less care than what libraries print behind it."""
-    text = f"{type(error).__name__}: {str(error).strip()}"
-    match = find(text.partition("\n")[0], "log", "error") or find(text)
+    """Find an error in the table of failures; None: it is not there. What was raised because another rank was
+    lost is known by that."""
+    match = _found(error)
+    if match is None:
+        led = (_found(each) for each in islice(_led_to(error), 1, None))
+        match = next((each for each in led if each and each.failure.blame == "peer"), None)
     if (match is None or match.failure.id in ("disk_full", "write_failed")) and _no_room(error):
         match = find(os.strerror(errno.ENOSPC))
     if match is None or match.phrase.weight == "notice":
@@ -42,6 +46,13 @@ def known_error(error: BaseException) -> Recognised | None:
     if match.failure.blame == "peer" and _DOWNLOAD.search("".join(traceback.format_exception(error))):
         return None  # a download's peer is no rank
     return match
+
+
+def _found(error: BaseException) -> Recognised | None:
+    """Find an error by its text. Its first line names the problem, and is matched with less care than what
+    libraries print behind it."""
+    text = f"{type(error).__name__}: {str(error).strip()}"
+    return find(text.partition("\n")[0], "log", "error") or find(text)
 
 
 # Functions of Transformers and DeepSpeed that read a checkpoint, in all versions that are supported.
@@ -68,13 +79,18 @@ def from_checkpoint(error: BaseException) -> bool:
 
 def _no_room(error: BaseException) -> bool:
     """Return whether a disk, a quota or the shared memory was full, by the error or those that led to it."""
+    return any(
+        (isinstance(each, OSError) and each.errno in NO_ROOM)
+        or any(words in str(each) for words in _NO_ROOM_WORDS)
+        for each in _led_to(error)
+    )
+
+
+def _led_to(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and those that it was raised from, or that were being handled then."""
     seen: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in seen:
-        if (isinstance(at, OSError) and at.errno in NO_ROOM) or any(
-            words in str(at) for words in _NO_ROOM_WORDS
-        ):
-            return True
+        yield at
         seen.append(at)
         at = at.__cause__ or at.__context__
-    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -115,7 +116,8 @@ class ProgressView(Waiting):
             self.loss = event.loss
             self._refresh(event.step)
         elif isinstance(event, events.Progress):
-            self.loss, self.rate, self.unit = event.loss, event.rate, event.unit
+            self.loss = math.nan if event.not_finite else event.loss
+            self.rate, self.unit = event.rate, event.unit
             self._refresh(event.step)
         elif isinstance(event, events.Window):
             self._window(event)
@@ -194,7 +196,7 @@ class ProgressView(Waiting):
         elif not self.live and time.monotonic() - self.said > QUIET:
             self.said = time.monotonic()
             total = f"/{int(self.bar.tasks[0].total or 0)}" if self.bar.tasks else "/?"
-            self.console.print(f"step {step}{'' if total == '/0' else total}: {text}")
+            self.console.print(f"step {step}{'' if total == '/0' else total}{text and ': '}{text}")
 
 
 def _listed(shares: list[int], most: int = 16) -> str:
