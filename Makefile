@@ -13,7 +13,7 @@ MORE := -n $(shell expr $(CORES) + 1) --no-loadscope-reorder
 # A Python that may write no bytecode compiles everything anew, in each of pytest's workers and in all that they start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test fast slow check mutate picture wheel clean
+.PHONY: demo test fast slow check mutate older picture wheel clean
 
 demo: $(VENV)/.train
 	$(BIN)/muster demo
@@ -38,6 +38,18 @@ check: $(VENV)/.dev
 # Small changes of the pure rooms, and those of them that no test notices. It runs each room's tests once per change.
 mutate: $(VENV)/.dev
 	$(BIN)/python dev/mutate.py --seed $(shell date +%V) > dev/survivors.txt
+
+# What ranks run, with older versions that a machine with GPUs was met with. About 40 minutes on two cores.
+OLDER := torch==2.11.0 transformers==5.17.0
+OTHERS := torch|torchao|transformers|tokenizers|safetensors|huggingface_hub|setuptools|triton|nvidia-[a-z0-9-]*
+older: $(VENV)/.dev
+	$(BIN)/uv venv --quiet --clear --seed --python $(BIN)/python .venv-older
+	grep -vE '^($(OTHERS))==' constraints.txt > .venv-older/constraints.txt
+	$(BIN)/uv pip install --quiet --python .venv-older/bin/python -c .venv-older/constraints.txt $(OLDER) \
+	  setuptools wheel ninja hjson einops msgpack py-cpuinfo psutil tqdm numpy pydantic packaging
+	DS_BUILD_OPS=0 $(BIN)/uv pip install --quiet --no-build-isolation-package deepspeed \
+	  --python .venv-older/bin/python -c .venv-older/constraints.txt $(OLDER) --editable '.[train,dev]'
+	.venv-older/bin/python -m pytest -q $(MORE) -m "not alone" tests/unit tests/real
 
 # The picture in the README: a run of the demo, and Chromium.
 picture: $(VENV)/.train
@@ -64,4 +76,4 @@ $(VENV)/.adam: $(VENV)/.train
 	  && touch $@
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) .venv-older dist build
