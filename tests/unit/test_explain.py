@@ -2216,3 +2216,20 @@ def test_a_process_that_multiprocessing_started_and_that_failed() -> None:
     hooks = "[12/20 18:16:21 d2.engine.hooks]: Total training time: 0:23:30 (0:00:09 on hooks)"
     found = said(*steps_of(1, 9), *logged, hooks, hooks, *account)
     assert found.failure is not None and found.failure.id == "disk_full"
+
+
+@pytest.mark.parametrize(("ranks", "others"), [((3,), 0), ((3, 5), 1), ((3, 5, 6), 2)])
+def test_lines_of_one_process_are_one_end(ranks: tuple[int, ...], others: int) -> None:
+    """Torchrun's agent and its summary both speak of each process that a signal ended."""
+    agent = [f"E0312 09:14:0{rank}.101000 1240 torch/distributed/elastic/multiprocessing/api.py:874] failed "
+             f"(exitcode: -11) local_rank: {rank} (pid: {7711 + rank}) of binary: /usr/bin/python3"
+             for rank in ranks[:1]]  # fmt: skip
+    summary = ["Root Cause (first observed failure):"]
+    for number, rank in enumerate(ranks):
+        summary += [
+            f"[{number}]:", "  time      : 2026-03-12_09:14:02", "  host      : dgx-4",
+            f"  rank      : {rank} (local_rank: {rank})", f"  exitcode  : -11 (pid: {7711 + rank})",
+            "  error_file: <N/A>", f"  traceback : Signal 11 (SIGSEGV) received by PID {7711 + rank}",
+        ]  # fmt: skip
+    found = said("step 1/9 loss 2.1", "step 2/9 loss 2.0", *agent, *summary)
+    assert found.answer != "nothing" and found.alike == others

@@ -76,6 +76,10 @@ def test_another_training_that_does_not_end(lines: list[str]) -> None:
         ([*BARS, RUNTIME], ["  5%|5         | 1/20 [00:00<00:03,  8.1it/s]"]),
         ([*BARS, RUNTIME], ["Saving final model..."]),
         ([*BARS, RUNTIME], ["=== stage 2: dpo ==="]),
+        (TITAN, ["Merging LoRA weights..."]),
+        (TITAN, ["uploading 12 files to gs://ckpt/run7", "uploaded 3/12 files"]),
+        (TITAN, ["New Data Upload       :  31%|###1     | 4.98GB / 16.1GB,  112MB/s  "]),
+        (TITAN, ["[NeMo I 2026-04-02 10:11:02 model:522] Scheduled async checkpoint save for /c/last"]),
         ([*BARS, RUNTIME], ["+ python convert_to_hf.py --in out/step-100"]),
         ([*BARS, RUNTIME], ["[rank3]:[E1120 10:51:03.118 ProcessGroupNCCL.cpp:688] [Rank 3] Watchdog caught "
                             "collective operation timeout: WorkNCCL(SeqNum=4121, OpType=ALLREDUCE) ran for"]),

@@ -24,7 +24,6 @@ from muster.judging.readings import FAILED, FAR, STANDS_OUT, VARIES, Readings, o
 SHOWN = 6  # readings given as evidence
 WHICH_HARDWARE = "which hardware each host has: jobs of unlike hardware are not compared"
 UNSTEADY = 4.0  # times the deviation of most hosts' jobs of a kind that a fit host's own may have
-UNLIKE = 2.0  # errors that a fault's likeliest size is from the middle of its jobs, at most
 PROBABLY = 0.25  # of a host that is bad with no more than this probability: probably fit
 
 
@@ -208,9 +207,8 @@ def _size(posterior: Posterior, fit: Fit) -> tuple[Condition, float | None, floa
         if not readings.failed(row)
         and abs(readings.value[row] - by) <= STANDS_OUT * math.hypot(readings.sigma[row], VARIES * by)
     ]
-    if len(values) > 1 and abs(by - statistics.median(values)) > UNLIKE * error:
-        # The likeliest size is that of some of the jobs, or of one work: noise is not what was learned.
-        by, error = statistics.median(values), max(error, statistics.stdev(values) / math.sqrt(len(values)))
+    if len(values) > 1:  # the likeliest size is that of one of the jobs
+        by, error = statistics.mean(values), max(error, statistics.stdev(values) / math.sqrt(len(values)))
     return "slow", math.expm1(by), math.exp(by) * error
 
 

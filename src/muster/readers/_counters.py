@@ -97,8 +97,11 @@ NEXT_RUN = re.compile(
 )
 # A program begins to save, and has saved.
 _SAVES = re.compile(
-    r"(?:^|[\])|:>-] |\bINFO )\W*(?:now )?(?:saving|writing|exporting|uploading)\b", re.IGNORECASE
+    r"(?:^|[\])|:>-] |\bINFO )\W*"
+    r"(?:(?:now )?(?:saving|writing|exporting|uploading)|scheduled async checkpoint save)\b",
+    re.IGNORECASE,
 )
+_DOING = re.compile(r"\W*[A-Za-z]+ing [\w ]+\.{3}\s*$")  # Merging LoRA weights...
 _SAVED = re.compile(r"\b(?:saved|wrote|written|exported|uploaded|done|finished|took)\b|100 ?%", re.IGNORECASE)
 _TRACKER = re.compile(r"(?:\(\w+ pid=\d+(?:, ip=[^)]*)?\) )?wandb:")
 # What syslog puts before a program's lines, and systemd's word on a unit that ended.
@@ -107,7 +110,9 @@ _UNIT = re.compile(r"\bsystemd\[1\]: \S+\.service: Deactivated successfully\.")
 _CODE = re.compile(r"\b(?:code|status)\b", re.IGNORECASE)
 _ONE = re.compile(r"\b(rank|worker|process|replica|task|node)\W{0,3}(\d{1,9})\b", re.IGNORECASE)
 # A bar as tqdm and Rich draw it, and any counter: what is done, and what there is.
-_BAR = re.compile(r"(?:\d%\|[^|]*\||[\u2501\u2578\u257a])\s*([\d.]+\w?)/([\d.]+\w?) ")
+_BAR = re.compile(r"(?:\d%\|[^|]*\||[\u2501\u2578\u257a])\s*([\d.]+\w{0,3}) ?/ ?([\d.]+\w{0,3})[ ,]")
+# Parts of something that is moved, and how many there are.
+_PARTS = re.compile(r"(?<![\d./])(\d+)/(\d+) (?:files|shards|parts|chunks|objects|tensors)\b")
 _OF = re.compile(r"(?<![\d./])(\d{1,12}) ?(?:/|of) ?(\d{1,12})\b(?!/)")
 # A step and how many there shall be.
 _PLACE = re.compile(
@@ -249,7 +254,10 @@ def left_open(after: Sequence[str], before: Iterable[str]) -> str:
         earlier = (_bar(line, match) for line in before if (match := _BAR.search(line)))
         own = next((each for each, *other in earlier if other == kind), done + 2)
         return "" if bar[1] == bar[2] or 0 <= done - own <= 1 else lines[0]  # the training's own, drawn again
-    if NEXT_RUN.match(lines[0]) or (_BEGUN.search(lines[0]) and lines[0].rstrip().endswith("...")):
+    begun = _BEGUN.search(lines[0]) and lines[0].rstrip().endswith("...")
+    if begun or NEXT_RUN.match(lines[0]) or _DOING.match(lines[0]):
+        return lines[0]
+    if (parts := _PARTS.search(lines[0])) and int(parts[1]) < int(parts[2]):
         return lines[0]
     if _SAVES.search(lines[0]) and not _SAVED.search(lines[0]) and not _never_saved(lines[0], before):
         return lines[0]

@@ -194,7 +194,8 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
     alone = first is not None and (first is raised or (first.number or 0) < signs.run_begin)
     last = first.text if first and (over or (alone and first.weight == "exception")) else signs.last
     others = [each for each in signs.by_weight() if each is not first]
-    ways = [each.way for each in others if not each.points]
+    # Several lines can be of one process: those of other ranks are of others.
+    same = {each.rank for each in others if first and each.way == first.way and not each.points}
     lines = (line for line in ends if line.strip())
     quiet = next((number for number, line in enumerate(ends) if last and last in line), None)
     before = [frame.bare(line) for line in ends[quiet + 1 :]] if quiet is not None else []
@@ -208,7 +209,7 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
     complaint = feed.late_complaint()
     return EndOfLog(
         signs=_brief(_few([first, *others] if first else [])),
-        alike=ways.count(first.way) if first else 0,
+        alike=len(same - {None, first.rank}) if first and first.rank is not None else 0,
         echoes=signs.echoes,
         program=signs.broke or signs.traceback or frame.begun,
         quiet=quiet,
