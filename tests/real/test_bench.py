@@ -133,7 +133,7 @@ def test_a_command(tmp_path: Path) -> None:
     assert all(job.outcome == "succeeded" for job in found.jobs), [job.reason for job in found.jobs]
     assert len(found.jobs) == 5
     first = jobs["told", 1]
-    assert (first.measure, first.steps) == ("steps/s as nanoGPT states them", 23)
+    assert (first.measure, first.steps) == ("steps/s as nanoGPT states them", 24)
     assert first.figures["step_seconds"] == pytest.approx(0.1)
     assert jobs["clock", 1].measure == CLOCK
     assert 2.5 <= jobs["clock", 1].figures["seconds"] < 60
