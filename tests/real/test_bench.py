@@ -35,7 +35,8 @@ SUITE = {
         {"name": "well", "recipe": "digits", "set": SHORT},
         {"name": "broken", "recipe": "digits", "groups": [1], "cover": "first",
          "set": {**SHORT, "launch": {"threads": 1, "python": "/nowhere/python"}}},
-        {"name": "late", "recipe": "digits", "groups": [1], "cover": "first", "timeout": 3, "set": SHORT},
+        {"name": "late", "recipe": "digits", "groups": [1], "cover": "first", "timeout": 3,
+         "set": {**SHORT, "train": {"max_steps": 1_000_000}}},
     ],
 }  # fmt: skip
 
