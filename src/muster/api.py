@@ -111,7 +111,7 @@ def plan(
     hour, in any currency; `traced`: trace the real model, which takes seconds and needs torch. Raises
     RecipeError, InventoryError, UsageError and JobError.
     """
-    from muster.inputs.read import read_inputs, read_recipe
+    from muster.inputs.read import inherited_decisions, read_inputs, read_recipe
     from muster.planner.machines import UserFigures
     from muster.planner.plan import plan_hosts, plan_on
 
@@ -119,7 +119,10 @@ def plan(
         raise UsageError("either hosts or on is needed", hint='on="h200:8x4,10Gbit", or hosts="node[1-4]"')
     figures = UserFigures(samples, price, tokens=tokens)
     if on:
-        made = plan_on(read_recipe(_source(recipe), _overrides(overrides)), on, figures, traced=traced).plan
+        source, changes = _source(recipe), _overrides(overrides)
+        read = read_recipe(source, changes)
+        noted = inherited_decisions(source, changes, read)
+        made = plan_on(read, on, figures, traced=traced, noted=noted).plan
     else:
         made = plan_hosts(
             read_inputs(_source(recipe), _hosts(hosts), _overrides(overrides)), figures, traced=traced

@@ -51,6 +51,9 @@ def test_rooms_do_not_hide_verbs() -> None:
 def test_a_plan_and_what_a_user_can_cause() -> None:
     planned = muster.plan("s1-opt-350m", on="h100:8x4,hdr", traced=False)
     assert planned.memory is not None and planned.memory.lacking is None
+    options: dict[str, Any] = {"engine.options": {"gradient_clipping": 0.3}, "train.clip": 2}
+    overruled = muster.plan("s1-opt-350m", on="h100:8x4,hdr", traced=False, overrides=options)
+    assert [each for each in overruled.notes if each.startswith("train.clip=2.0 has no effect")]
     with pytest.raises(muster.MusterError, match="either hosts or on"):
         muster.plan("s1-opt-350m")
     with pytest.raises(muster.MusterError) as caught:

@@ -111,6 +111,9 @@ def test_what_is_begun_after_the_end_and_breaks_off(lines: list[str], rest: list
         ([*BARS, RUNTIME], ["Saving model checkpoint to /out", "Model weights saved in /out/a.safetensors"]),
         ([*BARS, RUNTIME], ["model.safetensors: 100%|##########| 498M/498M [00:06<00:00, 9MB/s]"]),
         ([*BARS, RUNTIME], ["wandb: Waiting for uploads..."]),
+        *((lines, [f"{what}..."]) for lines in ([*BARS, RUNTIME], TITAN, FIT)
+          for what in ("Shutting down workers", "Cleaning up temporary files", "Exiting the program now",
+                       "Stopping the profiler", "Destroying process group", "Flushing metrics to disk")),
         (TITAN, [f"eval batch {n}/8: accuracy 0.4" for n in range(1, 9)]),
         (TITAN, [*(f"eval batch {n}/40: accuracy 0.4" for n in range(1, 9)), "exited with exit code 0"]),
         (TITAN, ["=== run 3 finished ==="]),

@@ -42,8 +42,8 @@ def begin() -> None:
 
 
 def join_outputs() -> None:
-    """Print errors into the file of all other output, where torchrun has made two below the job's folder: of
-    two that are read by turns nobody knows whether a step came before an exception."""
+    """Print errors into the file of all other output, where torchrun has made two below the job's folder: two
+    files that are read by turns do not show whether a step came before an exception."""
     try:
         made = os.path.realpath(os.environ["PET_LOG_DIR"])
         out, err = (os.readlink("/proc/self/fd/%d" % number) for number in (1, 2))

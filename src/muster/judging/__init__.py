@@ -3,7 +3,7 @@ output.
 
     posterior = localise(observations, topology)    what all jobs so far show
     groups = next_wave(posterior)                   which disjoint groups to run next; none: all is known
-    judgement = judge_posterior(posterior)              a verdict per host, and the links and switches accused
+    judgement = judge_posterior(posterior)          a verdict per host, and the links and switches accused
 
 `judge(observations, topology)` does the first and the last in one. docs/judging.md explains the method.
 """

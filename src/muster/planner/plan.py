@@ -354,7 +354,7 @@ def _plan(
     warming = warmup_note(recipe.train, training.steps, fixed.rise) if training.steps else None
     passes = tokens is None and recipe.drawing() is None
     filled = filling_note(training, job.batch) if passes else None
-    idle = [d.why for d in inputs.noted if d.field == OVERRULED]
+    overruled = [d.why for d in inputs.noted if d.field == OVERRULED]
     left = any(d.field == INHERITED and "train.learning_rate=" in d.why for d in inputs.noted)
     rate = None
     if left and setting and recipe.train.learning_rate != "auto":
@@ -375,7 +375,7 @@ def _plan(
         decisions=[asdict(each) for each in (*inputs.noted, *job.decisions)],
         would_fit=list(decided.would_fit),
         roomier=roomier,
-        notes=[*idle, *_notes(decided, memory), *filter(None, [warming, rate])],
+        notes=[*overruled, *_notes(decided, memory), *filter(None, [warming, rate])],
         **predicted,
     )
 

@@ -101,7 +101,12 @@ _SAVES = re.compile(
     r"(?:(?:now )?(?:saving|writing|exporting|uploading)|scheduled async checkpoint save)\b",
     re.IGNORECASE,
 )
-_DOING = re.compile(r"\W*[A-Za-z]+ing [\w ]+\.{3}\s*$")  # Merging LoRA weights...
+# Merging LoRA weights...; and what a program does to end is no work that it leaves open.
+_DOING = re.compile(
+    r"\W*(?!(?:shutt|clos|clean|exit|stopp|end|quitt|destroy|finali[sz]|finish|flush|terminat|tear|releas|free|"
+    r"remov|delet|disconnect|leav|join)ing\b)[A-Za-z]+ing [\w ]+\.{3}\s*$",
+    re.IGNORECASE,
+)
 _SAVED = re.compile(r"\b(?:saved|wrote|written|exported|uploaded|done|finished|took)\b|100 ?%", re.IGNORECASE)
 _TRACKER = re.compile(r"(?:\(\w+ pid=\d+(?:, ip=[^)]*)?\) )?wandb:")
 # What syslog puts before a program's lines, and systemd's word on a unit that ended.

@@ -53,7 +53,6 @@ _WORLD = re.compile(
     rf"(?<!\w)(?:dist_|distributed_)?world[_ ]size['\"]?\s*(?:\.{{2,}}|[=:])\s*({FIGURE})(?!\w)"
 )
 _DEVICES = re.compile(r"\bNum_devices: (\d+), shape ")  # MaxText: of all of its processes
-
 _STAMP = re.compile(
     r"(?:(\d{4})[-/](\d\d)[-/](\d\d)|(?<!\d)(\d\d)/(\d\d)/(\d{4}))"
     r"[ T_,](\d\d):(\d\d):(\d\d)(?:[,.](\d{1,6}))?"

@@ -62,6 +62,7 @@ _COUNTED = re.compile(
     r"(?![A-Za-z0-9])",
     re.IGNORECASE,
 )
+# What counts waves, runs, passes, jobs, tasks or iterations; alone it may be a host's name.
 _COUNTER = re.compile(r"[ijprtw]\d{1,3}", re.IGNORECASE)
 _LIST = re.compile(r"[A-Za-z][A-Za-z0-9-]*\[[\d,-]+\]")
 _ATTEMPT = re.compile(r"attempt_\d+")

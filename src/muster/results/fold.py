@@ -678,8 +678,8 @@ def of_command(made: Result, folded: EventFold, job: Job) -> Result:
     marked = [each for ranks in folded.windows.values() for each in ranks.values() if each.seconds > 0]
     if marked:
         ranks = _without_warmup(marked)
-        figures = _marked(ranks)
-        notes += _pauses(ranks)
+        pauses = _pauses(ranks)
+        figures, notes = _marked(ranks, steady=not pauses), [*notes, *pauses]
     elif progress is not None:
         figures = {"told_by": progress.format, "rests_on": progress.steps}
         figures |= {name: getattr(progress, name) for name in ("rate", "unit", "step_seconds", "variation")}
@@ -728,10 +728,10 @@ def _timer_note(folded: EventFold, progress: events.Progress) -> str | None:
     )
 
 
-def _marked(ranks: Mapping[int, Sequence[events.Window]]) -> dict[str, Any]:
+def _marked(ranks: Mapping[int, Sequence[events.Window]], *, steady: bool) -> dict[str, Any]:
     """Return what ranks reported by muster.step: their samples (else tokens, else steps) over their own
     seconds. Windows of ranks begin and end at their own times, so a rank's rate is its own, and rates are
-    added up."""
+    added up. `steady`: no pauses lie between steps, so that windows vary by chance."""
     whole = [each for by_window in ranks.values() for each in by_window]
     unit = next((name for name in ("samples", "tokens") if any(getattr(w, name) for w in whole)), "steps")
 
@@ -748,7 +748,7 @@ def _marked(ranks: Mapping[int, Sequence[events.Window]]) -> dict[str, Any]:
         "rate": min(rates) if unit == "steps" else sum(rates),
         "unit": unit,
         "step_seconds": statistics.median(steps) if steps else None,
-        "variation": None if _pauses(ranks) else variation(paces, least=3),
+        "variation": variation(paces, least=3) if steady else None,
         "rests_on": sum(each.steps for each in ranks[min(ranks)]),
     }
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -127,20 +127,23 @@ RUNTIME = DeepSpeedRuntime
 
 
 def _draw_weights(model: Any) -> None:
-    """Draw a model's first weights on the first rank, module by module. A module's own function may change
-    its children's weights too (GPT-2, T5), so these are gathered with its own: Transformers 5.17 left them
-    out, and changed shards."""
+    """Draw a model's first weights on the first rank, module by module; what has no weights, such as a table
+    of positions, is made on every rank. A module's own function may change its children's weights too (GPT-2,
+    T5), so these are gathered with its own: Transformers 5.17 left them out, and changed shards."""
     import torch
     from transformers import PreTrainedModel
     from transformers.initialization import guard_torch_init_functions
+
+    foreign = model.is_remote_code()
 
     def draw(module: Any, by: Any) -> None:
         for child in module.children():
             draw(child, child._initialize_weights if isinstance(child, PreTrainedModel) else by)
         own = [child for child in module.children() if not isinstance(child, PreTrainedModel)]
-        with _gathered([each for part in (module, *own) for each in part.parameters(recurse=False)]) as mine:
+        weights = [each for part in (module, *own) for each in part.parameters(recurse=False)]
+        with _gathered(weights) if weights else nullcontext(True) as mine:
             if mine:
-                by(module, model.is_remote_code())
+                by(module, foreign)
 
     with torch.no_grad(), guard_torch_init_functions():
         draw(model, model._initialize_weights)
