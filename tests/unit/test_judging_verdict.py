@@ -602,16 +602,16 @@ def test_topologies_that_cannot_be(switches: Any, says: str) -> None:
 # How jobs end.
 
 
-@pytest.mark.parametrize("kind", ["pair", "four"])
-def test_broken_hardware_is_one_of_the_hosts_that_were_there(kind: str) -> None:
+@pytest.mark.parametrize("count", [2, 4, 12, 16])
+def test_broken_hardware_is_one_of_the_hosts_that_were_there(count: int) -> None:
     """The job names no host, all of them have good jobs, and what broke is no link."""
-    there = SIXTEEN[3:5] if kind == "pair" else SIXTEEN[3:7]
+    there = SIXTEEN[3 : 3 + count] if count < 16 else SIXTEEN
     good = [*alone(NOTHING, runs=2), *ring(NOTHING)]
     made = judge([*good, died("x", *there, hardware=True)], PLACE)
     assert made.one_of == (there,) and not made.accused and not made.links
     assert {each.condition for each in made.hosts if each.host in there} <= {"unknown", "probably fit"}
     again = judge([*good, died("x", *there, hardware=True), died("y", there[0], "n15", hardware=True)], PLACE)
-    assert named(again) == {(there[0],)}
+    assert named(again) == ({(there[0],)} if "n15" not in there else set())
     chance = judge([*good, died("x", *there)], PLACE)
     assert not chance.one_of and not chance.accused
 

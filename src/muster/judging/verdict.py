@@ -105,9 +105,15 @@ def _of_its_kind(posterior: Posterior, verdict: Verdict) -> Verdict:
 
 def _one_of(posterior: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     """Return suspects of which one must be bad: no explanation of their slow jobs does without a fault. A
-    single one has its own verdict."""
-    groups = []
+    single one has its own verdict. A job that names broken hardware, and no host, has one among all of its
+    hosts."""
+    readings, hosts = posterior.case.readings, posterior.topology.hosts
+    broken = [row for row, alone in enumerate(readings.alone) if not alone and readings.broken(row)]
+    there = [tuple(hosts[host] for host in sorted(readings.hosts[row])) for row in broken]
+    groups = [names for names in dict.fromkeys(there) if not any(set(each) & set(names) for each in accused)]
     for part in posterior.parts:
+        if not set(broken).isdisjoint(part.rows):
+            continue
         none = sum(each.probability for each in part.explanations if not each.faults)
         subjects: list[str] = []
         for fault in part.faults():
@@ -125,12 +131,11 @@ def _one_of(posterior: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[
 
 
 def _one_job(posterior: Posterior, part: Component) -> bool:
-    """Return whether a single job was slow, whose hosts all have good ones of the same work. One that names
-    broken hardware is enough."""
+    """Return whether a single job was slow, whose hosts all have good ones of the same work."""
     readings = posterior.case.readings
     slowest = max([readings.value[row] for row in part.rows])
     mine = {row for row in part.rows if readings.value[row] >= slowest / 2}
-    if len({readings.source[row] for row in mine}) > 1 or any(map(readings.broken, mine)):
+    if len({readings.source[row] for row in mine}) > 1:
         return False
     works = {readings.kind[row].work for row in mine}
     return all(

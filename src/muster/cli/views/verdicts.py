@@ -30,6 +30,7 @@ from muster.readers._lines import OF_A_DEVICE
 
 SHOWN = 100  # hosts that are not fit, one by one
 NAMED = 4  # in a sentence
+SUSPECTS = 8  # of which one is bad, by their names; more are folded
 SUSPECTED = 0.2  # probability of being bad from which on the answer names a host in doubt
 COLOURS = {
     "fit": "green", "differs": "green", "probably fit": "yellow", "unknown": "yellow",
@@ -97,7 +98,8 @@ def _accused(document: Judged) -> list[tuple[str, str]]:
         rows = [row for row in rows_of(document) if row.host in names]
         ended = {one.job for row in rows for one in row.evidence if one.slower is None}
         broken = any(is_hardware(job.failure, job.reason) for job in document.jobs if job.job in ended)
-        some = f"at least one of {', '.join(names)}" if len(names) > 1 else names[0]
+        some = ", ".join(names) if len(names) <= SUSPECTS else fold_hosts(names)
+        some = f"at least one of {some}" if len(names) > 1 else some
         if broken:
             lines.append(f"{some} is bad: a job failed with an error of broken hardware")
         else:
