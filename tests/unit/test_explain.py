@@ -1146,7 +1146,11 @@ TRAINED = trainer_log().rstrip("\n").split("\n")
     ("lines", "answer", "others"),
     [
         ([*steps_of(1, 9), *TOP, "run 2", *steps_of(1, 30), "Training completed."], "known", 0),
+        ([*steps_of(1, 9), *TOP, "run 2", *steps_of(1, 400), "Training completed."], "known", 0),
+        ([*steps_of(1, 400), "Training completed.", *steps_of(1, 9), *TOP, *steps_of(1, 400),
+          "Training completed."], "known", 0),
         ([*steps_of(1, 9), *INNER, *steps_of(1, 30), "Training completed."], "nothing", 0),  # an epoch
+        ([*steps_of(1, 9), *INNER, *steps_of(1, 400), "Training completed."], "nothing", 0),
         ([*steps_of(1, 9), *TOP, "run 2", *steps_of(1, 30), *LOGIC], "named", 1),
         ([*TRAINED[:11], *TOP, *TRAINED], "known", 0),
         ([*TRAINED, *TRAINED[:11], *TOP], "known", 0),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import random
+import statistics
 from pathlib import Path
 
 import pytest
@@ -105,3 +108,22 @@ def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert left.value.code == 0
     found = Judged.model_validate(json.loads(capsys.readouterr().out))
     assert found.summary["fit"] == 16 and (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize("scale", [0.004, 0.02, 0.05])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_healthy_jobs_differ_by_is_their_standard_deviation(
+    tmp_path: Path, scale: float, seed: int
+) -> None:
+    """Of all of them, also where they are few and two happen to be alike; a slow host's and one that was
+    slowed once are not among them."""
+    drawn = random.Random(seed)
+    paces = [0.2 * math.exp(drawn.gauss(0, scale)) for _ in range(16)]
+    for number, host in enumerate(FLEET[:8]):
+        for wave in range(2):
+            slow = 2.0 if number == 5 else 2.5 if (number, wave) == (2, 1) else 1.0
+            write(tmp_path / f"{number}-{wave}.log", chat_log([host], slow * paces[2 * number + wave]))
+    (peers,) = judge(tmp_path).peers
+    healthy = [math.log(pace) for place, pace in enumerate(paces) if place not in (5, 10, 11)]
+    assert peers.jobs == 13
+    assert peers.deviation == pytest.approx(statistics.stdev(healthy), rel=0.02)

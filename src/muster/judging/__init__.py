@@ -9,7 +9,7 @@ output.
 """
 
 from muster.judging.ask import next_wave
-from muster.judging.baseline import Baseline, JobClass, drift, fleet_baselines
+from muster.judging.baseline import Baseline, JobClass, fleet_baselines
 from muster.judging.document import Evidence, Subject, Verdict
 from muster.judging.localise import Posterior, localise
 from muster.judging.observation import Group, Observation, Settings, Topology
@@ -27,7 +27,6 @@ __all__ = [
     "Subject",
     "Topology",
     "Verdict",
-    "drift",
     "fleet_baselines",
     "judge",
     "judge_posterior",

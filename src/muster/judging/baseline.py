@@ -131,13 +131,3 @@ def settle(scale: float, count: int, others: Sequence[tuple[float, float, int]])
         prior = math.sqrt(sum(each[2] * each[1] ** 2 for each in others) / total)
         weight = 2 * ALONE
     return max(FLOOR, math.sqrt((count * scale**2 + weight * prior**2) / (count + weight)))
-
-
-def drift(fleet: Mapping[JobClass, Baseline], stored: Mapping[JobClass, Baseline]) -> dict[JobClass, float]:
-    """Return how much slower (share of the time) the fleet as a whole is than what was stored: a fault that
-    all share shows nowhere else."""
-    return {
-        key: each.seconds / stored[key].seconds - 1
-        for key, each in fleet.items()
-        if key in stored and not each.stored
-    }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from muster.core.hostlist import fold_hosts, natural
+from muster.core.robust import MAD
 from muster.core.state import State
 from muster.core.units import counted
 from muster.failures.table import blame_of, is_hardware, known_failures
@@ -24,10 +25,10 @@ from muster.judging import (
     Settings,
     Topology,
     document,
-    drift,
     judge_posterior,
     localise,
 )
+from muster.judging.baseline import settle
 from muster.judging.course import LEAST
 from muster.judging.grouping import PRESUMED, SIZED, by_job, notes_of
 from muster.judging.readings import smallest
@@ -39,6 +40,7 @@ AS_MOST = "its jobs ended like most jobs of the same work, so they do not show h
 MANY = 8  # jobs, of which some should share a host
 WENT_ON = 30.0, 300.0  # seconds without progress, within which a short and a long job are not called hung
 FASTER = 1.2, 6.0  # times, and deviations, by which a job is too fast to be of its peers' work
+PASSED = 4.0  # deviations: a job so far from healthy ones was slowed by something that passed
 DRIFTED = 3.0  # standard errors by which a whole fleet differs from its baseline, at least
 ALONE = "it is not known what its jobs trained (--workload NAME says it), so they are compared with no others"
 UNPLACED = "it is not known on which hosts its jobs ran, so they are no evidence"
@@ -86,6 +88,7 @@ def judged(
         for job in jobs
     ]
     silent = _silent(jobs, shared, verdict)
+    peers = _peers(jobs, _of_healthy_jobs(posterior.observations, verdict))
     return document.Judged(
         source=source,
         slow=settings.slow,
@@ -99,11 +102,8 @@ def judged(
             for each in verdict.switches
         ],
         one_of=[list(each) for each in verdict.one_of],
-        drifted=_drifted(jobs, verdict, settings, stored),
-        peers=[
-            peers.model_copy(update={"least": least.get(key)})
-            for key, peers in sorted(_peers(jobs, verdict.baselines).items())
-        ],
+        drifted=_drifted(peers, _peers(jobs, stored), settings),
+        peers=[each.model_copy(update={"least": least.get(key)}) for key, each in sorted(peers.items())],
         jobs=[_entry(each, verdict) for each in jobs],
         notes=[
             *notes_of(files),
@@ -328,16 +328,46 @@ def _peers(jobs: Sequence[_Job], baselines: Mapping[JobClass, Baseline]) -> dict
     }
 
 
+def _of_healthy_jobs(observations: Sequence[Observation], verdict: Judgement) -> dict[JobClass, Baseline]:
+    """Return the baselines with the number and the standard deviation of the jobs that the verdicts leave as
+    healthy. A baseline's own are of the jobs that were alike before any host was judged: of few jobs, too
+    small."""
+    apart = {host for group in verdict.alike for host in group.hosts}
+    accused = {host for each in (*verdict.hosts, *verdict.switches) if each.bad for host in each.hosts}
+    accused |= {host for names in verdict.one_of for host in names}
+    links = [set(each.hosts) for each in verdict.links]
+    times: dict[JobClass, list[float]] = {}
+    for each in observations:
+        own = set(each.hosts)
+        if each.seconds and own.isdisjoint(apart | accused) and not any(link <= own for link in links):
+            times.setdefault(JobClass(each.work, len(own)), []).append(math.log(each.seconds))
+    result = dict(verdict.baselines)
+    for key, base in verdict.baselines.items():
+        values = times.get(key, [])
+        if base.stored or len(values) < FEWEST:
+            continue
+        middle = statistics.median(values)
+        mad = MAD * statistics.median([abs(value - middle) for value in values])
+        kept = [value for value in values if abs(value - middle) <= PASSED * max(mad, base.sigma)]
+        if len(kept) >= FEWEST:
+            result[key] = replace(base, sigma=statistics.stdev(kept), count=len(kept))
+    return result
+
+
 def _drifted(
-    jobs: Sequence[_Job], verdict: Judgement, settings: Settings, stored: Mapping[JobClass, Baseline]
+    now: Mapping[JobClass, document.Peers], before: Mapping[JobClass, document.Peers], settings: Settings
 ) -> list[document.Drift]:
     """Return works in which all hosts together differ from the baseline, by more than what counts as slow in
     one host and more than chance: the standard error of a median is 1.25 times that of a mean."""
-    now, before = _peers(jobs, verdict.baselines), _peers(jobs, stored)
     drifts = []
-    for key, slower in drift(verdict.baselines, stored).items():
-        if key.part == "step":
-            errors = [each.deviation / math.sqrt(max(1, each.jobs)) for each in (now[key], before[key])]
+    for key in now.keys() & before.keys():
+        if not now[key].stored:
+            slower = now[key].step_seconds / before[key].step_seconds - 1
+            own = settle(now[key].deviation, now[key].jobs, ())  # of few jobs it can be small by chance
+            errors = [
+                sigma / math.sqrt(max(1, each.jobs))
+                for sigma, each in ((own, now[key]), (before[key].deviation, before[key]))
+            ]
             within = 1.25 * math.hypot(*errors)
             if abs(math.log1p(slower)) > max(math.log1p(settings.slow), DRIFTED * within):
                 drifts.append(

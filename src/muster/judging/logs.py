@@ -21,6 +21,7 @@ from muster.core.inventory import parse_hosts
 from muster.core.state import State
 from muster.core.units import counted, format_number, parse_rate
 from muster.judging import Baseline, JobClass, Settings
+from muster.judging.baseline import settle
 from muster.judging.document import BAD, GOOD, JobEntry, Judged, Peers, Verdict
 from muster.judging.grouping import with_presumed_works, without_lone_guesses
 from muster.judging.joblogs import judged
@@ -136,11 +137,12 @@ def load_baselines(path: Path) -> dict[JobClass, Baseline]:
         raise UsageError(
             "is not the output of muster judge --json", where=str(path), hint="muster judge DIR --json > FILE"
         ) from None
-    return {
-        JobClass(each.work, each.hosts): Baseline(each.step_seconds, each.deviation, each.jobs, stored=True)
-        for each in peers
-        if each.step_seconds > 0
-    }
+    return {JobClass(each.work, each.hosts): _stored(each) for each in peers if each.step_seconds > 0}
+
+
+def _stored(peers: Peers) -> Baseline:
+    """Return the baseline: of few jobs, their deviation can be small by chance."""
+    return Baseline(peers.step_seconds, settle(peers.deviation, peers.jobs, ()), peers.jobs, stored=True)
 
 
 def table_of(document: Judged) -> str:

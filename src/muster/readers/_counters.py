@@ -142,8 +142,11 @@ class Counters:
 
     @property
     def closed(self) -> bool:
-        """Whether the log has a known format."""
-        return self.frame.steps > 0 or self.frame.signs.finished
+        """Whether the log has a known format, or its training has ended: what counts after that is another
+        run where an exception that nothing caught lies between."""
+        signs = self.frame.signs
+        ended = signs.finished and not any(each.uncaught for each in signs.now.values())
+        return self.frame.steps > 0 or ended
 
     def line(self, text: str) -> None:
         """Read a line."""

@@ -144,7 +144,7 @@ class LineFeed:
                     self.ends = [*self.ends[-2:], own]
                     return chain([rest], blocks)
                 if telling & FOR_SIGNS:
-                    self._count(block, max(counted, place - ENOUGH), place, before)
+                    self._count(block, counted, place, before)
                     counted = place
                 frame.signs.spot = LinePlace(block, place, before)
                 whole = _feed_whole(whole, block[fed : place + 1]) if whole else whole
@@ -158,12 +158,11 @@ class LineFeed:
                         frame.content = hash((frame.content, text))
                         reader.line(text)
                 if frame.signs.finished and not ended:
-                    self._count(block, max(counted, place - ENOUGH), place, before, ended)
+                    self._count(block, counted, place, before, ended)
                     counted = place
             ended = frame.signs.finished
             whole = _feed_whole(whole, block[fed:]) if whole else whole
-            near = ENOUGH if frame.signs.now or frame.signs.earlier else _FEW
-            self._count(block, max(counted, len(block) - near), len(block), before, ended)
+            self._count(block, counted, len(block), before, ended)
             before = block
             self.ends = [*self.ends[-2:], block]
         return None
@@ -171,12 +170,16 @@ class LineFeed:
     def _count(
         self, block: Sequence[str], begin: int, end: int, before: Sequence[str], ended: bool = True
     ) -> None:
-        """Look for progress in lines of no known format: in those before a sign, and before a block's end.
-        `ended`: whether the training was over before them; a line after them may have said so."""
+        """Look for progress in lines of no known format: in those after a sign, which may be another run's,
+        before the next one, and before a block's end. `ended`: whether the training was over before them; a
+        line after them may have said so."""
         signs = self.frame.signs
+        pending = bool(signs.now or signs.earlier)
+        near = ENOUGH if pending or end < len(block) else _FEW
+        middle = min(begin + ENOUGH, end) if pending else begin
         after = signs.finished and not ended and not self.frame.steps
         signs.finished = signs.finished and not after
-        for place in range(begin, end):
+        for place in chain(range(begin, middle), range(max(middle, end - near), end)):
             if self.counters.closed:
                 break
             signs.spot = LinePlace(block, place, before)
@@ -259,14 +262,15 @@ def _cut(block: Sequence[str], place: int) -> tuple[Sequence[str], Sequence[str]
 
 def _thinned(sieved: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     """Return the lines without most of those that only show progress: how often it was marked does not
-    matter."""
+    matter. The first ones after a sign may show that the steps are counted anew."""
     signs = [number for number, (_, telling, _) in enumerate(sieved) if telling & FOR_SIGNS]
     if len(sieved) < len(signs) + ENOUGH:
         return list(sieved)
     kept: list[tuple[int, int, str]] = []
     begin = 0
     for end in [*signs, len(sieved)]:
-        kept += sieved[max(begin, end - ENOUGH) : end + 1]
+        kept += sieved[begin : min(begin + ENOUGH, end + 1)]
+        kept += sieved[max(begin + ENOUGH, end - ENOUGH) : end + 1]
         begin = end + 1
     return kept
 
