@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import binascii
 import errno
+import hashlib
 import json
 import os
 import platform
@@ -442,20 +444,45 @@ def test_files_that_came_in_part_do_not_stay(tmp_path: Path, monkeypatch: pytest
         place.mkdir(parents=True)
     host.brought.blob({"digest": "d1", "data": "b25l", "last": True})
     host.brought.blob({"digest": "d2", "data": "b25l", "last": False})
-    assert len([*kept.iterdir()]) == 2
+    assert {each.name for each in kept.iterdir()} == {"d1", "d1.t", "d2.t"}
     monkeypatch.setattr(host, "turn", lambda: setattr(host, "why", "stopped"))
     monkeypatch.setattr(host.channel, "send_all", lambda seconds: None)
     host.run()
     assert [*kept.iterdir()] == [kept / "d1"] and not base.exists()
 
 
-def test_a_content_that_another_command_has_removed(tmp_path: Path) -> None:
-    """As the end of one `muster prepare` does while another's other files are on their way."""
-    brought = Brought(Channel(), str(tmp_path / "job"), "t", str(tmp_path / "code"))
-    brought.tree = {"files": [["one", 0o644, "d1", 4]]}
-    with pytest.raises(Problem, match="another command") as gone:
-        brought.assemble()
-    assert gone.value.hint
+@pytest.mark.parametrize("links", [True, False])
+def test_a_content_that_another_command_has_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """As the end of one `muster prepare` does while another's files are on their way: those that were there,
+    and those that came, are this job's own until they are written."""
+    if not links:
+        monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError))
+    kept, digest = tmp_path / "code", hashlib.sha256(b"here").hexdigest()
+    other = hashlib.sha256(b"sent").hexdigest()
+    kept.mkdir()
+    (kept / digest).write_bytes(b"here")
+    channel = Mock()
+    brought = Brought(channel, str(tmp_path / "job"), "t", str(kept))
+    brought.in_thread = lambda work: None  # type: ignore[method-assign]
+    brought.tree = {"files": [["a/one", 0o644, digest, 4], ["two", 0o644, digest, 4], ["b", 0o644, other, 4]]}
+    assert brought.has(digest) and not brought.has(other)
+    brought.lacks = {other}
+    brought.blob({"digest": other, "data": binascii.b2a_base64(b"sent").decode(), "last": True})
+    assert (kept / other).read_bytes() == b"sent"
+    (kept / digest).unlink()
+    (kept / other).unlink()
+    if not links:
+        with pytest.raises(Problem, match="another command") as gone:
+            brought.assemble()
+        assert gone.value.hint
+        return
+    brought.assemble()
+    channel.post.assert_called_once_with("brought")
+    code = tmp_path / "job" / "code"
+    assert [(code / name).read_bytes() for name in ("a/one", "two", "b")] == [b"here", b"here", b"sent"]
+    assert [*kept.iterdir()] == []
 
 
 @pytest.mark.parametrize(

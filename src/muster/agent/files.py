@@ -84,6 +84,20 @@ def remove(path: str) -> None:
         pass
 
 
+def link(path: str, name: str) -> bool:
+    """Give a file another name. Return whether it has it; not on a file system without hard links. Raises
+    FileNotFoundError."""
+    try:
+        os.link(path, name)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
 def existing(path: str) -> str:
     """Return the nearest existing folder above (or at) `path`."""
     while not os.path.isdir(path) and os.path.dirname(path) != path:
@@ -142,15 +156,16 @@ class Brought:
         return os.path.join(self.kept, digest)
 
     def part_of(self, digest: str) -> str:
-        """Return the path of a content until it is complete: this job's own, since hosts may share the
-        folder."""
+        """Return the path of a content that is this job's own until its files are written: hosts and commands
+        may share the folder, and one of them removes what it needs no more."""
         return "%s.%s" % (self.kept_at(digest), self.token)
 
     def has(self, digest: str) -> bool:
         """Return whether the content is kept. It stays kept from now on for as long as a new one."""
         try:
             os.utime(self.kept_at(digest))
-        except OSError:
+            link(self.kept_at(digest), self.part_of(digest))
+        except FileNotFoundError:
             return False
         return True
 
@@ -162,7 +177,8 @@ class Brought:
             file.write(binascii.a2b_base64(order["data"]))
         if not order["last"]:
             return
-        os.replace(part, self.kept_at(digest))  # whole, or not at all
+        if not link(part, self.kept_at(digest)):
+            os.replace(part, self.kept_at(digest))  # whole, or not at all
         self.lacks.discard(digest)
         if not self.lacks:
             self.in_thread(self.assemble)
@@ -179,11 +195,11 @@ class Brought:
                 return
             target = os.path.join(place, path)
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            kept, made = self.kept_at(digest), hashlib.sha256()
-            if not os.path.exists(kept):
+            own, kept, made = self.part_of(digest), self.kept_at(digest), hashlib.sha256()
+            if not (os.path.exists(own) or os.path.exists(kept)):
                 what = "%s is gone: another command that brought the same file has removed it" % kept
                 raise Problem(what, "start again: it is sent anew")
-            with open(kept, "rb") as source, open(target, "wb") as copy:
+            with open(own if os.path.exists(own) else kept, "rb") as source, open(target, "wb") as copy:
                 for block in iter(lambda: source.read(1 << 20), b""):
                     made.update(block)
                     copy.write(block)
@@ -191,6 +207,7 @@ class Brought:
                 remove(kept)
                 raise Problem("%s came damaged" % path, "start again: it is sent anew")
             os.chmod(target, mode)
+        self.forget_parts()
         limit = time.time() - KEPT_DAYS * 86400
         for entry in os.scandir(self.kept):
             try:
@@ -215,6 +232,6 @@ class Brought:
         threading.Thread(target=run, daemon=True).start()
 
     def forget_parts(self) -> None:
-        """Remove incomplete contents."""
-        for digest in self.lacks:
+        """Remove what is this job's own of the contents."""
+        for _, _, digest, _ in self.tree.get("files", ()):
             remove(self.part_of(digest))
