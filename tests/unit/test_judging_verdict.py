@@ -647,3 +647,27 @@ def test_a_slowdown_is_the_middle_of_works_that_show_it_alike() -> None:
     shown = [each.slower for each in found.evidence if each.slower is not None]
     assert found.condition == "slow" and len(shown) == 3
     assert found.slower == pytest.approx(sum(shown) / 3, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "waves", "noise", "slow", "sizes"),
+    [(12, 1, 0.006, 0.08, (1, 2)), (12, 3, 0.01, 0.1, (1, 2)), (8, 2, 0.004, 0.05, (1, 2)),
+     (24, 3, 0.01, 0.1, (4,)), (16, 4, 0.015, 0.2, (1,))],
+)  # fmt: skip
+def test_a_slowdown_is_as_sure_as_its_standard_error_says(
+    hosts: int, waves: int, noise: float, slow: float, sizes: tuple[int, ...]
+) -> None:
+    """Of thirty fleets each; also where healthy jobs are few and their deviation has to be learned."""
+    names, errors = [f"h{number:02d}" for number in range(hosts)], []
+    for seed in range(30):
+        drawn, jobs = random.Random(seed), []
+        for wave, size in itertools.product(range(waves), sizes):
+            order = drawn.sample(names, hosts)
+            for group in (tuple(order[begin : begin + size]) for begin in range(0, hosts, size)):
+                seconds = (1 + slow * ("h03" in group)) * math.exp(drawn.gauss(0, noise))
+                jobs.append(Observation(f"{wave} {group}", group, seconds))
+        for each in judge(jobs, Topology(tuple(names))).hosts:
+            if each.host == "h03" and each.slower and each.within:
+                errors.append((each.slower - slow) / each.within)
+    assert len(errors) > 25
+    assert 0.65 < math.sqrt(sum(each**2 for each in errors) / len(errors)) < 1.3
