@@ -273,7 +273,7 @@ def test_figures_of_fit_hosts_and_evidence() -> None:
         ([], "n00", "unknown", "it was in no job"),
         (ring(N05, (0,)), "n04", "unknown", "suspected"),
         ([*ring(N05, (0,)), *(ran(p, "n05", p, slower=0.05) for p in ("n08", "n10"))],
-         "n04", "unknown", "all its jobs were slow, but other hosts explain that"),
+         "n04", "unknown", "all its jobs were slow, and other hosts explain that"),
         ([*alone(N05), *ring(N05, (0,))],
          "n04", "probably fit", "fast alone, but slow in every group, and other hosts explain that"),
         (differing(2), "n10", "differs", "differ by"),

@@ -507,8 +507,9 @@ class _Hosts:
             if bound == math.inf:
                 return "some of its jobs alone failed, and others did not"
             return f"its jobs {' and '.join(unclear)} differ too much: at most {bound:.0%} slower"
+        others = "other hosts explain that" if self.blamed.issuperset(groups) else "no fault explains that"
         if self._good(alone) and groups:
-            return "fast alone, but slow in every group, and other hosts explain that"
+            return f"fast alone, but slow in every group, and {others}"
         if self._good(groups):
             return "fast in groups, but slow alone"
         if not groups:
@@ -521,7 +522,7 @@ class _Hosts:
             if failed == len(bad):
                 how = f"{count.rpartition(' ')[0]} failed"
             return f"{how}, alone: that may have been something else on the machine, or chance"
-        return "all its jobs were slow, but other hosts explain that"
+        return f"all its jobs were slow, and {others}"
 
     def _differs(self, rows: Sequence[int]) -> tuple[float, float, str] | None:
         """Return by how much it is slower than its peers, the standard error, and why that is not slow: where
