@@ -101,3 +101,28 @@ def test_a_host_that_is_as_slow_as_counts_is_not_fit(seed: int) -> None:
     """Its two jobs are 9.0 % slower, where 7.4 % counts: it was "fit", at most 13.5 % slower."""
     found = judged(hosts(20, 0.0, 0) | {"n03": 0.09}, seed, 2, 0.03).hosts[3]
     assert found.condition in ("unknown", "probably fit")
+
+
+@pytest.mark.parametrize(
+    ("count", "older", "slower"), [(12, 4, 0.2), (16, 5, 0.3), (20, 6, 0.15), (20, 5, 0.18)]
+)
+def test_nothing_must_be_bad_where_it_may_be_other_hardware(count: int, older: int, slower: float) -> None:
+    """Each host alone, and in one pair: two older ones that were together are no accusation."""
+    questions = 0
+    for seed in range(8):
+        draw = random.Random(seed)
+        names = list(hosts(count, 0.0, seed))
+        old = set(draw.sample(names, older))
+        order = draw.sample(names, count)
+        jobs = [(name,) for name in names] + list(zip(order[::2], order[1::2], strict=True))
+        times = [(1 + slower * (not old.isdisjoint(job))) * math.exp(draw.gauss(0, 0.006)) for job in jobs]
+        found = judge(
+            [
+                Observation(" ".join(job), job, time, work=f"batch {len(job)}")
+                for job, time in zip(jobs, times, strict=True)
+            ],
+            Topology.of(names, {}),
+        )
+        assert not found.one_of, seed
+        questions += any("other hardware?" in each.reason for each in found.hosts)
+    assert questions > 0

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
 from muster.core.robust import MAD
 from muster.judging.baseline import FEWEST, Baseline, JobClass
 from muster.judging.explain import blamed
 from muster.judging.localise import Posterior
+from muster.judging.observation import Observation
 
-PASSED = 4.0  # deviations: a job so far from healthy ones was slowed by something that passed
+PASSED = 6.0  # deviations: a job so far from healthy ones was slowed by something that passed
 
 
-def healthy_baselines(posterior: Posterior) -> dict[JobClass, Baseline]:
+def healthy_baselines(posterior: Posterior, observations: Sequence[Observation]) -> dict[JobClass, Baseline]:
     """Return the baselines with the number and the standard deviation of the jobs that no fault explains and
     that ran on no accused host. Those that a baseline was made from were alike before any host was judged: of
-    few jobs, their deviation is too small."""
+    few jobs, their deviation is too small. `observations`: the posterior's, or the same with the times that
+    they took, where the posterior's are as if every moment had been alike."""
     hosts, settings = posterior.topology.hosts, posterior.settings
     accused = {name for host, name in enumerate(hosts) if posterior.suspicion(host) >= settings.convict}
     slowed = {posterior.case.readings.source[row] for row in blamed(posterior.parts, settings)}
     times: dict[JobClass, list[float]] = {}
-    for source, each in enumerate(posterior.observations):
+    for source, each in enumerate(observations):
         if each.seconds and source not in slowed and accused.isdisjoint(each.hosts):
             times.setdefault(JobClass(each.work, len(each.hosts)), []).append(math.log(each.seconds))
     return {key: _of_times(base, times.get(key, [])) for key, base in posterior.baselines.items()}

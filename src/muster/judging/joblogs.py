@@ -30,6 +30,7 @@ from muster.judging import (
 from muster.judging.baseline import settle
 from muster.judging.course import LEAST
 from muster.judging.grouping import PRESUMED, SIZED, by_job, notes_of
+from muster.judging.healthy import healthy_baselines
 from muster.judging.readings import smallest
 from muster.judging.stalls import usual_paces
 from muster.readers.base import APART, JobLog
@@ -86,7 +87,8 @@ def judged(
         for job in jobs
     ]
     silent = _silent(jobs, shared, verdict)
-    peers = _peers(jobs, verdict.baselines)
+    measured = [replace(job.observation, work=job.log.work) for job in jobs if job.observation is not None]
+    peers = _peers(jobs, healthy_baselines(posterior, measured))
     return document.Judged(
         source=source,
         slow=settings.slow,

@@ -62,7 +62,7 @@ def judge(
 
 def judge_posterior(posterior: Posterior) -> Judgement:
     """Return the verdicts of a Posterior."""
-    healthy = healthy_baselines(posterior)
+    healthy = healthy_baselines(posterior, posterior.observations)
     judges = _Hosts(posterior, healthy)
     every = range(len(posterior.topology.hosts))
     hosts = tuple(_of_its_kind(posterior, judges.verdict(host)) for host in every)
@@ -126,6 +126,8 @@ def _one_of(posterior: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[
                 else:
                     subjects += [posterior.topology.hosts[host] for host in fault.where]
         names = tuple(sorted(set(subjects), key=lambda name: posterior.topology.index.get(name, -1)))
+        if not posterior.akin.isdisjoint(posterior.topology.index.get(name, -1) for name in names):
+            continue  # one may be of other hardware, and nothing be bad
         if 1.0 - none < posterior.settings.convict or len(names) < 2 or _one_job(posterior, part):
             continue
         if not any(set(each) & set(names) for each in accused) and not part_by_chance(posterior.case, part):

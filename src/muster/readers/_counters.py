@@ -89,10 +89,14 @@ _PART_DONE = re.compile(r"\.{2,}\W*(?:done|finished|completed?|success)\W*$", re
 _LAST_PART = re.compile(r"\b(?:sav|writ|export|upload|clean|clos)\w*(?!.*(?:checkpoint|ckpt))", re.IGNORECASE)
 _CHECK = re.compile(r"\b(?:\w*check|probe|prolog|hook|init container)\b.*\bcode\b", re.IGNORECASE)
 # What a shell prints before the next program (`set -x`), and scripts before the next of several runs.
+BANNER = re.compile(
+    r"[#=*-]{2,}(?!.*\b(?:done|finished|completed?|ended|results?|summary|score)\b)"
+    r".*(?:\b(?:task|job|run|attempt|seed|fold|stage|trial)\b\W*\d|\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d)",
+    re.IGNORECASE,
+)
 NEXT_RUN = re.compile(
     r"\++ (?:\S+/)?(?:python\S*|torchrun|accelerate|deepspeed|srun|mpirun|ba?sh|\./\S+)(?: |$)|"
-    r"[#=*-]{2,}.*\b(?:task|job|run|attempt|seed|fold|stage|trial)\b\W*\d"
-    r"(?!.*\b(?:done|finished|completed?|ended|results?|summary|score)\b)",
+    rf"{BANNER.pattern}",
     re.IGNORECASE,
 )
 # A program begins to save, and has saved.

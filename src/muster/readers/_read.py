@@ -207,6 +207,8 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
     text = list(outside_asides(map(frame.bare, reversed(ends))))
     near = (quiet or 0) + CLOSE if first and first.weight == "exit" else AT_END
     complaint = feed.late_complaint()
+    begun = _around_the_end(feed, first.number)[0] if first and signs.finished else []
+    another = any(map(counters.BANNER.match, begun))  # run of a script, which ended before a step
     return EndOfLog(
         signs=_brief(_few([first, *others] if first else [])),
         alike=len(same - {None, first.rank}) if first and first.rank is not None else 0,
@@ -218,7 +220,7 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
         onward=onward,
         collectives=signs.collectives,
         before=_brief(signs.before),
-        finished=(signs.finished and not (signs.asked(first) or signs.ended_after(first)))
+        finished=(signs.finished and not (signs.asked(first) or signs.ended_after(first) or another))
         or (outside and counters.reached_last(before))
         or (first is not None and first.scheduled and counters.trained(before))
         or complaint is not None,
