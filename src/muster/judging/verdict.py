@@ -113,6 +113,8 @@ def _one_of(posterior: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[
     readings, hosts = posterior.case.readings, posterior.topology.hosts
     broken = [row for row, alone in enumerate(readings.alone) if not alone and readings.broken(row)]
     there = [tuple(hosts[host] for host in sorted(readings.hosts[row])) for row in broken]
+    other = {hosts[host] for host in posterior.akin}
+    other.update(host for group in posterior.alike for host in group.hosts)
     groups = [names for names in dict.fromkeys(there) if not any(set(each) & set(names) for each in accused)]
     for part in posterior.parts:
         if not set(broken).isdisjoint(part.rows):
@@ -126,7 +128,7 @@ def _one_of(posterior: Posterior, accused: set[tuple[str, ...]]) -> tuple[tuple[
                 else:
                     subjects += [posterior.topology.hosts[host] for host in fault.where]
         names = tuple(sorted(set(subjects), key=lambda name: posterior.topology.index.get(name, -1)))
-        if not posterior.akin.isdisjoint(posterior.topology.index.get(name, -1) for name in names):
+        if not other.isdisjoint(names):
             continue  # one may be of other hardware, and nothing be bad
         if 1.0 - none < posterior.settings.convict or len(names) < 2 or _one_job(posterior, part):
             continue
