@@ -79,6 +79,7 @@ from muster.workloads.image_classification.files import find_images
 from muster.workloads.text2sql.spec import TextToSqlData
 from tests.golden import gpus as nvidia_smi
 from tests.golden.documents import DIGITS, Documents, anywhere, lines, rounded, workplace
+from tests.golden.explanations import explains
 from tests.golden.memories import needed
 from tests.golden.test_judged import reduced
 from tests.golden.watches import watched
@@ -521,7 +522,7 @@ ROOMS: dict[str, Callable[..., Iterator[str]]] = {
     "samples": samples, "splits": splits, "dialogues": dialogues, "results": results, "hangs": hangs,
     "causes": causes, "hosts": hosts, "profiles": profiles, "benches": benches,
     "values": values, "spreads": spreads, "activations": activations, "files": files,
-    "memories": needed, "sets": sets, "watches": watched,
+    "memories": needed, "sets": sets, "watches": watched, "explains": explains,
 }  # fmt: skip
 
 
