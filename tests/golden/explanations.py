@@ -100,8 +100,7 @@ def fields(found: Explanation) -> Iterator[str]:
 
 
 def explains(*logs: Any) -> Iterator[str]:
-    """A line for each log, and one for several of which the same is said. A text among the logs is a heading.
-    """
+    """A line for each log, or for all of which the same is said. A text among the logs is a heading."""
     same: dict[str, list[str]] = {}  # what is said -> the logs' numbers
     number = 0
     for log in [*logs, ""]:

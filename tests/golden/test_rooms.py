@@ -78,6 +78,7 @@ from muster.workloads.causal_lm.texts import find_texts
 from muster.workloads.image_classification.files import find_images
 from muster.workloads.text2sql.spec import TextToSqlData
 from tests.golden import gpus as nvidia_smi
+from tests.golden.accused import accused
 from tests.golden.documents import DIGITS, Documents, anywhere, lines, rounded, workplace
 from tests.golden.explanations import explains
 from tests.golden.memories import needed
@@ -523,6 +524,7 @@ ROOMS: dict[str, Callable[..., Iterator[str]]] = {
     "causes": causes, "hosts": hosts, "profiles": profiles, "benches": benches,
     "values": values, "spreads": spreads, "activations": activations, "files": files,
     "memories": needed, "sets": sets, "watches": watched, "explains": explains,
+    "accused": accused,
 }  # fmt: skip
 
 
