@@ -37,11 +37,10 @@ def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
         os.kill(victim, signal.SIGSTOP)
         code, result = job.finish(PATIENCE)
         assert code == 1 and result["status"] == "failed", result
-        hung = result["hang"]
-        assert (hung["ranks"], hung["certain"], hung["waiting"]) == ([1], True, [0])
+        hung, seen = result["hang"], json.loads(job.run.hang.read_text())["hosts"]
+        assert (hung["ranks"], hung["certain"], hung["waiting"]) == ([1], True, [0]), seen
         assert hung["step"] >= 2
         assert (result["failure"]["host"], result["failure"]["where"]) == ("local1", "rank 1")
-        seen = json.loads(job.run.hang.read_text())["hosts"]
         assert set(seen["local1"]["ranks"][0]["states"]) == {"T"}
         assert seen["local0"]["ranks"][0]["after"], "the flight recorder of the rank that waits"
         assert job.gone_within()

@@ -3,6 +3,7 @@ stands in tests/golden/documents/accused.txt."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -108,6 +109,30 @@ def test_a_suspect_runs_alone_beside_others_of_its_moment() -> None:
     jobs = wavy([*RING, *ALONE[4:]], {"n03"})
     wave = next_wave(localise(jobs, PLACE, Settings(references=4, beside=6)))
     assert ("n03",) in wave and sum(len(group) == 1 for group in wave) == 6
+
+
+@pytest.mark.parametrize(
+    ("hosts", "waves", "noise", "slow", "sizes"),
+    [(12, 1, 0.006, 0.08, (1, 2)), (12, 3, 0.01, 0.1, (1, 2)), (8, 2, 0.004, 0.05, (1, 2)),
+     (24, 3, 0.01, 0.1, (4,)), (16, 4, 0.015, 0.2, (1,))],
+)  # fmt: skip
+def test_a_slowdown_is_as_sure_as_its_standard_error_says(
+    hosts: int, waves: int, noise: float, slow: float, sizes: tuple[int, ...]
+) -> None:
+    """Of thirty fleets each; also where healthy jobs are few and their deviation has to be learned."""
+    names, errors = [f"h{number:02d}" for number in range(hosts)], []
+    for seed in range(30):
+        drawn, jobs = random.Random(seed), []
+        for wave, size in itertools.product(range(waves), sizes):
+            order = drawn.sample(names, hosts)
+            for group in (tuple(order[begin : begin + size]) for begin in range(0, hosts, size)):
+                seconds = (1 + slow * ("h03" in group)) * math.exp(drawn.gauss(0, noise))
+                jobs.append(Observation(f"{wave} {group}", group, seconds))
+        for each in judge(jobs, Topology(tuple(names))).hosts:
+            if each.host == "h03" and each.slower and each.within:
+                errors.append((each.slower - slow) / each.within)
+    assert len(errors) > 25
+    assert 0.65 < math.sqrt(sum(each**2 for each in errors) / len(errors)) < 1.3
 
 
 # ---- noise -----------------------------------------------------------------------------------------------

@@ -129,6 +129,14 @@ def test_a_rank_that_an_earlier_look_still_reads(
     assert rank.samples[0]["state"] == state
 
 
+def test_a_look_waits_until_an_earlier_one_is_done(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that py-spy holds answers nothing, and would not be seen to wait for others."""
+    held = iter(["py-spy (process 7)"] * 3)
+    monkeypatch.setattr(look, "tracer", lambda pid: next(held, None))
+    ranks.start(0, DOES["sleeps"])
+    assert None not in ranks.look(0)[0]["states"]
+
+
 def test_how_many_functions_a_loop_has(ranks: Ranks) -> None:
     """The few looks would take one with many for an endless one."""
     calls = "".join(f"        f{n}()\n" for n in range(6))

@@ -44,6 +44,9 @@ def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any
     """Return what is seen of each rank: {"ranks": [...], "xid": lines of the kernel's log}."""
     looked = [Rank(rank, pid, place) for rank, pid in sorted(processes(place, token, ranks).items())]
     reader = shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(python))
+    limit = time.monotonic() + PATIENCE
+    while any(is_read(tracer(each.pid)) for each in looked) and time.monotonic() < limit:
+        time.sleep(0.05)  # an earlier look's reader holds a process for longer where a machine is busy
     asking = threading.Thread(target=in_parallel, args=(looked, lambda each: each.ask()), daemon=True)
     asking.start()
     answers = {}  # type: Dict[str, bool]
@@ -67,6 +70,11 @@ def look(place: str, token: str, ranks: List[int], python: str) -> Dict[str, Any
     answers_of_ranks = [each.told() for each in looked]
     reached, unreached = ([each for each in list(answers) if answers[each] is how] for how in (True, False))
     return {"ranks": answers_of_ranks, "xid": xids(), "reached": reached, "unreached": unreached}
+
+
+def is_read(tracer: Optional[str]) -> bool:
+    """Return whether the process that holds a rank is a look's own reader."""
+    return (tracer or "").startswith("py-spy")
 
 
 def in_parallel(ranks: List["Rank"], work: Any) -> None:
@@ -141,9 +149,7 @@ class Rank:
         state, held_by = about.get("state"), tracer(self.pid)
         if state == "t" and held_by is None:  # it may have been let go since, or be held from outside
             state = (stat(self.pid, self.pid) or {}).get("state")
-        if held_by and held_by.startswith(
-            "py-spy"
-        ):  # an earlier look still reads it: what it does is not known
+        if is_read(held_by):  # an earlier look still reads it: what it does is not known
             state = None
         self.samples.append(
             {

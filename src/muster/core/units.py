@@ -102,14 +102,16 @@ def format_seconds(seconds: float | None) -> str:
     return f"{hours} h {minutes} min"
 
 
-def format_slower(slower: float, than: str = "", *, digits: int = 2) -> str:
+def format_slower(slower: float, than: str = "", *, digits: int = 2, within: float | None = None) -> str:
     """Format a share of a healthy job's time: 0.05 -> '5.00% slower', -0.02 -> '2.00% faster', 3 -> '4.0
-    times as long'. `than`: the reference: '5.00% slower than its peers'."""
+    times as long'. `than`: the reference: '5.00% slower than its peers'; `within`: its standard error:
+    '5.00% ± 0.30% slower'."""
     if abs(slower) < 5e-5:
         return f"as fast as {than}" if than else "as fast"
     if slower >= 1:
         return f"{1 + slower:.1f} times as long" + (f" as {than}" if than else "")
-    return f"{abs(slower):.{digits}%} {'faster' if slower < 0 else 'slower'}" + (
+    error = f" ± {within:.{digits}%}" if within is not None and within >= 0.5 * 0.1 ** (2 + digits) else ""
+    return f"{abs(slower):.{digits}%}{error} {'faster' if slower < 0 else 'slower'}" + (
         f" than {than}" if than else ""
     )
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from muster.core.hostlist import fold_hosts, natural
-from muster.core.robust import MAD
 from muster.core.state import State
 from muster.core.units import counted
 from muster.failures.table import blame_of, is_hardware, known_failures
@@ -40,7 +39,6 @@ AS_MOST = "its jobs ended like most jobs of the same work, so they do not show h
 MANY = 8  # jobs, of which some should share a host
 WENT_ON = 30.0, 300.0  # seconds without progress, within which a short and a long job are not called hung
 FASTER = 1.2, 6.0  # times, and deviations, by which a job is too fast to be of its peers' work
-PASSED = 4.0  # deviations: a job so far from healthy ones was slowed by something that passed
 DRIFTED = 3.0  # standard errors by which a whole fleet differs from its baseline, at least
 ALONE = "it is not known what its jobs trained (--workload NAME says it), so they are compared with no others"
 UNPLACED = "it is not known on which hosts its jobs ran, so they are no evidence"
@@ -88,7 +86,7 @@ def judged(
         for job in jobs
     ]
     silent = _silent(jobs, shared, verdict)
-    peers = _peers(jobs, _of_healthy_jobs(posterior.observations, verdict))
+    peers = _peers(jobs, verdict.baselines)
     return document.Judged(
         source=source,
         slow=settings.slow,
@@ -326,32 +324,6 @@ def _peers(jobs: Sequence[_Job], baselines: Mapping[JobClass, Baseline]) -> dict
         for key, each in baselines.items()
         if key.part == "step"
     }
-
-
-def _of_healthy_jobs(observations: Sequence[Observation], verdict: Judgement) -> dict[JobClass, Baseline]:
-    """Return the baselines with the number and the standard deviation of the jobs that the verdicts leave as
-    healthy. A baseline's own are of the jobs that were alike before any host was judged: of few jobs, too
-    small."""
-    apart = {host for group in verdict.alike for host in group.hosts}
-    accused = {host for each in (*verdict.hosts, *verdict.switches) if each.bad for host in each.hosts}
-    accused |= {host for names in verdict.one_of for host in names}
-    links = [set(each.hosts) for each in verdict.links]
-    times: dict[JobClass, list[float]] = {}
-    for each in observations:
-        own = set(each.hosts)
-        if each.seconds and own.isdisjoint(apart | accused) and not any(link <= own for link in links):
-            times.setdefault(JobClass(each.work, len(own)), []).append(math.log(each.seconds))
-    result = dict(verdict.baselines)
-    for key, base in verdict.baselines.items():
-        values = times.get(key, [])
-        if base.stored or len(values) < FEWEST:
-            continue
-        middle = statistics.median(values)
-        mad = MAD * statistics.median([abs(value - middle) for value in values])
-        kept = [value for value in values if abs(value - middle) <= PASSED * max(mad, base.sigma)]
-        if len(kept) >= FEWEST:
-            result[key] = replace(base, sigma=statistics.stdev(kept), count=len(kept))
-    return result
 
 
 def _drifted(

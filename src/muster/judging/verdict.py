@@ -17,6 +17,7 @@ from muster.judging.clusters import Clusters
 from muster.judging.document import Condition, Evidence, Subject, Verdict, looked_at
 from muster.judging.explain import Component, FaultExplanation, blamed, shown_by
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
+from muster.judging.healthy import healthy_baselines
 from muster.judging.localise import Posterior, localise
 from muster.judging.observation import Group, Link, Observation, Settings, Topology
 from muster.judging.readings import FAILED, FAR, STANDS_OUT, VARIES, Readings, own_share, reach, smallest
@@ -29,7 +30,8 @@ PROBABLY = 0.25  # of a host that is bad with no more than this probability: pro
 
 @dataclass(frozen=True)
 class Judgement:
-    """One verdict per host, in the topology's order; links and switches that are accused; the baselines.
+    """One verdict per host, in the topology's order; links and switches that are accused; the baselines, of
+    jobs that are healthy by these verdicts.
 
     `one_of`: hosts and switches of which at least one is surely bad, or a link between them, where none of
     them is accused by itself; `alike`: hosts that are slower than others by the same factor.
@@ -60,7 +62,8 @@ def judge(
 
 def judge_posterior(posterior: Posterior) -> Judgement:
     """Return the verdicts of a Posterior."""
-    judges = _Hosts(posterior)
+    healthy = healthy_baselines(posterior)
+    judges = _Hosts(posterior, healthy)
     every = range(len(posterior.topology.hosts))
     hosts = tuple(_of_its_kind(posterior, judges.verdict(host)) for host in every)
     links: list[Verdict] = []
@@ -69,7 +72,7 @@ def judge_posterior(posterior: Posterior) -> Judgement:
         for fault in part.faults():
             if fault.kind in OF_HOSTS or fault.kind == "rack":  # a rack is its hosts
                 continue
-            verdict = _shared(posterior, part, fault)
+            verdict = _shared(posterior, part, fault, healthy)
             if verdict is not None:
                 (links if fault.kind == "link" else switches).append(verdict)
     accused = {each.subject for each in (*hosts, *links, *switches) if each.bad}
@@ -77,7 +80,7 @@ def judge_posterior(posterior: Posterior) -> Judgement:
         hosts,
         tuple(links),
         tuple(switches),
-        posterior.baselines,
+        healthy,
         _one_of(posterior, accused),
         posterior.alike,
     )
@@ -197,31 +200,36 @@ def _one(posterior: Posterior, row: int, about: set[str]) -> Evidence:
     return Evidence(job=job.job, peers=peers, slower=slower, what=what, work=job.work)
 
 
-def _size(posterior: Posterior, fit: Fit) -> tuple[Condition, float | None, float | None]:
-    """Return slow or failing; by what share of the time; and its standard error."""
+def _size(
+    posterior: Posterior, fit: Fit, healthy: Mapping[JobClass, Baseline]
+) -> tuple[Condition, float | None, float | None]:
+    """Return slow or failing; by what share of the time; and its standard error: that of the mean of the jobs
+    that show it, by what healthy ones differ by or they themselves, and of what is healthy."""
     readings = posterior.case.readings
     mine = [row for row, by in fit.expects if by > 0]
     failures = [row for row in mine if readings.failed(row)]
     if 2 * len(failures) >= len(mine) or fit.by >= FAILED:
         return "failing", None, None
-    spread = [readings.sigma[row] for row in mine if row not in failures]
-    by, error = fit.by, max(spread) / math.sqrt(len(spread))
-    values = [
-        readings.value[row]
+    near = [
+        row
         for row, _ in fit.expects
         if not readings.failed(row)
-        and abs(readings.value[row] - by) <= STANDS_OUT * math.hypot(readings.sigma[row], VARIES * by)
-    ]
+        and abs(readings.value[row] - fit.by) <= STANDS_OUT * math.hypot(readings.sigma[row], VARIES * fit.by)
+    ] or [row for row in mine if row not in failures]
+    bases = {kind: healthy[kind] for kind in {readings.kind[row] for row in near} if kind in healthy}
+    spread = max([readings.sigma[row] for row in near] + [base.sigma for base in bases.values()])
+    values, by = [readings.value[row] for row in near], fit.by
     if len(values) > 1:  # the likeliest size is that of one of the jobs
-        by, error = statistics.mean(values), max(error, statistics.stdev(values) / math.sqrt(len(values)))
-    return "slow", math.expm1(by), math.exp(by) * error
+        by, spread = statistics.mean(values), max(spread, statistics.stdev(values))
+    jobs = sum(base.count for base in bases.values())
+    return "slow", math.expm1(by), math.exp(by) * spread * math.sqrt(1 / len(values) + 1 / max(1, jobs))
 
 
 class _Hosts:
     """The hosts' verdicts, with what they have in common."""
 
-    def __init__(self, posterior: Posterior) -> None:
-        self.posterior, self.unread = posterior, _unread(posterior)
+    def __init__(self, posterior: Posterior, healthy: Mapping[JobClass, Baseline]) -> None:
+        self.posterior, self.unread, self.healthy = posterior, _unread(posterior), healthy
         self.readings = posterior.case.readings
         self.blamed = blamed(posterior.parts, posterior.settings)
         self.usual = _usual_deviations(posterior)
@@ -244,7 +252,7 @@ class _Hosts:
         evidence = _evidence(posterior, rows, (host,))
         part, chance = posterior.part_of.get(host), posterior.suspicion(host)
         if part is not None and chance >= posterior.settings.convict:
-            return _bad_host(posterior, part, host, evidence)
+            return _bad_host(posterior, part, host, evidence, self.healthy)
         subjects = self._subjects(host, rows)
         bounds = [each.at_most for each in subjects if each.at_most is not None]
         bounded = all(each.at_most is not None or not each.jobs for each in subjects)
@@ -499,8 +507,9 @@ class _Hosts:
             if bound == math.inf:
                 return "some of its jobs alone failed, and others did not"
             return f"its jobs {' and '.join(unclear)} differ too much: at most {bound:.0%} slower"
+        others = "other hosts explain that" if self.blamed.issuperset(groups) else "no fault explains that"
         if self._good(alone) and groups:
-            return "fast alone, but slow in every group, and other hosts explain that"
+            return f"fast alone, but slow in every group, and {others}"
         if self._good(groups):
             return "fast in groups, but slow alone"
         if not groups:
@@ -513,7 +522,7 @@ class _Hosts:
             if failed == len(bad):
                 how = f"{count.rpartition(' ')[0]} failed"
             return f"{how}, alone: that may have been something else on the machine, or chance"
-        return "all its jobs were slow, but other hosts explain that"
+        return f"all its jobs were slow, and {others}"
 
     def _differs(self, rows: Sequence[int]) -> tuple[float, float, str] | None:
         """Return by how much it is slower than its peers, the standard error, and why that is not slow: where
@@ -597,7 +606,13 @@ def _unseen(posterior: Posterior, rows: Sequence[int], by: float) -> float:
     return 1.0 / (1.0 + math.exp(min(50.0, -gain)))
 
 
-def _bad_host(posterior: Posterior, part: Component, host: int, evidence: list[Evidence]) -> Verdict:
+def _bad_host(
+    posterior: Posterior,
+    part: Component,
+    host: int,
+    evidence: list[Evidence],
+    healthy: Mapping[JobClass, Baseline],
+) -> Verdict:
     """Return the verdict of a slow or failing host, and in what."""
     kinds: dict[Kind, float] = {}
     best: tuple[FaultExplanation, Fit] | None = None
@@ -614,9 +629,10 @@ def _bad_host(posterior: Posterior, part: Component, host: int, evidence: list[E
     kind: Kind = likeliest if kinds[likeliest] / total >= posterior.settings.named else "host"
     if kind == "card" and _as_slow_alone(posterior, host, best[1]):
         kind = "host"
-    condition, slower, within = _size(posterior, best[1])
+    condition, slower, within = _size(posterior, best[1], healthy)
     name = posterior.topology.hosts[host]
-    what = "its jobs fail" if slower is None else format_slower(slower, _whom(posterior, best[1]), digits=1)
+    whom = _whom(posterior, best[1])
+    what = "its jobs fail" if slower is None else format_slower(slower, whom, digits=1, within=within)
     shown = shown_by(posterior.case, best[1])
     if 2 * sum(row in posterior.case.readings.half for row in shown) > len(shown):
         what += ", in one half of each job"
@@ -705,17 +721,19 @@ def _accuses(posterior: Posterior, fault: Fault, fit: Fit, chance: float) -> boo
     return fault.kind != "link" or len(sources) > 1
 
 
-def _shared(posterior: Posterior, part: Component, fault: Fault) -> Verdict | None:
+def _shared(
+    posterior: Posterior, part: Component, fault: Fault, healthy: Mapping[JobClass, Baseline]
+) -> Verdict | None:
     """Return the verdict of a link or a switch that is accused; None where it is not."""
     chance, fit = part.probability(fault), part.fit_of(fault)
     if not _accuses(posterior, fault, fit, chance):
         return None
-    condition, slower, within = _size(posterior, fit)
+    condition, slower, within = _size(posterior, fit, healthy)
     switch, hosts, but = None, [posterior.topology.hosts[host] for host in fault.where], fault.where
     if fault.kind != "link":
         switch, members = posterior.topology.switches[fault.where[0]]
         hosts, but = list(members), ()
-    what = "jobs fail" if slower is None else format_slower(slower, digits=1)
+    what = "jobs fail" if slower is None else format_slower(slower, digits=1, within=within)
     return Verdict(
         hosts=hosts,
         switch=switch,

@@ -371,7 +371,7 @@ def _short(row: Verdict) -> str:
     """Return what follows a host's name in brackets."""
     if row.condition == "slow" and row.slower is not None:
         where = row.reason.partition(":")[0].partition(", ")[2]
-        by = format_slower(row.slower, digits=1)
+        by = format_slower(row.slower, digits=1, within=row.within)
         return f"{by}{f', {where}' if where else ''}"
     return "its jobs fail" if row.condition == "failing" else row.reason
 
