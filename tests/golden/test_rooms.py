@@ -51,6 +51,7 @@ from muster.fleet.messages import ProbeAnswer, RankProbe
 from muster.fleet.standing import RankState
 from muster.fleet.standing import judge as judge_hang
 from muster.fleet.supervisor import Outcome
+from muster.inputs.read import read_inputs
 from muster.judging import Baseline, JobClass, Settings
 from muster.judging.document import Judged
 from muster.judging.joblogs import judged as judge_jobs
@@ -70,15 +71,19 @@ from muster.readers._user import PLACES, Expression, UserFormat
 from muster.readers.base import JobLog
 from muster.results.fold import fold, make_result
 from muster.results.stragglers import Stragglers
+from muster.runs.dry_run import dry_run
 from muster.store.events import Done, parse_event
 from muster.store.records import Splits, find_data, parts_of
+from muster.store.runfolder import RunFolder
 from muster.worker.instruments.kineto import read as read_trace
 from muster.worker.instruments.kineto import summarize
 from muster.workloads.causal_lm.texts import find_texts
 from muster.workloads.image_classification.files import find_images
 from muster.workloads.text2sql.spec import TextToSqlData
 from tests.golden import gpus as nvidia_smi
+from tests.golden.accused import accused
 from tests.golden.documents import DIGITS, Documents, anywhere, lines, rounded, workplace
+from tests.golden.explanations import explains
 from tests.golden.memories import needed
 from tests.golden.test_judged import reduced
 from tests.golden.watches import watched
@@ -95,6 +100,9 @@ RECIPE = {
     "workload", "precision", "engine", "model", "train", "batch", "data", "env", "launch", "lora",
     "loss_scale", "generation", "reward", "ppo", "grpo", "dpo", "rloo", "checkpoint", "evaluate",
 }  # fmt: skip
+TRAINED = (
+    "max_steps", "learning_rate", "schedule", "warmup", "beta1", "beta2", "epsilon", "clip", "optimizer",
+)  # fmt: skip
 
 
 @lru_cache
@@ -278,6 +286,28 @@ def configured(ask: str, *given: Any, **recipe: Any) -> Iterator[str]:
     else:
         made = getattr(deepspeed, ask)(*given)
     yield from lines(made)
+
+
+def filled(
+    file: Any, settings: Sequence[str] = (), hosts: str = "node1,node2", source: str = "demo"
+) -> Iterator[str]:
+    """What a dry run makes of a recipe with a DeepSpeed file: the file filled in, and what is said of it."""
+    folder = workplace() / "room"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "ds.json").write_text(json.dumps(file), encoding="utf-8")
+    asked = read_inputs(source, hosts, [f"engine.config={folder / 'ds.json'}", *settings])
+    yield f"precision {asked.recipe.precision}, batch {asked.recipe.batch.global_}"
+    assert merged(recipe_from(asked.recipe.as_dict())) == asked.recipe
+    told = dry_run(asked, RunFolder(folder / "run"))
+    plan, recipe = told["plan"], told["recipe"]
+    yield f"deepspeed: {json.dumps(told['deepspeed'])}"
+    given = {name: recipe["train"][name] for name in TRAINED}
+    yield f"train: {json.dumps(given)}; engine.zero {recipe['engine']['zero']}; {plan['engine']}"
+    for each in told["decisions"]:
+        if each["field"].startswith(("train.", "engine.", "precision")):
+            yield f"{each['field']}={each['value']}: {each['why']}"
+    yield f"memory: {json.dumps(rounded(plan['memory'].get('device'), DIGITS))}"
+    yield from lines(rounded({"training": plan["training"], "notes": plan["notes"]}, DIGITS))
 
 
 def recipes(source: str, overrides: list[str] | None = None) -> Iterator[str]:
@@ -521,7 +551,8 @@ ROOMS: dict[str, Callable[..., Iterator[str]]] = {
     "samples": samples, "splits": splits, "dialogues": dialogues, "results": results, "hangs": hangs,
     "causes": causes, "hosts": hosts, "profiles": profiles, "benches": benches,
     "values": values, "spreads": spreads, "activations": activations, "files": files,
-    "memories": needed, "sets": sets, "watches": watched,
+    "memories": needed, "sets": sets, "watches": watched, "explains": explains,
+    "accused": accused, "filled": filled,
 }  # fmt: skip
 
 

@@ -31,27 +31,6 @@ def jobs_alone(
     ]
 
 
-def jobs_of_pairs(
-    slower: Mapping[str, float] | None = None,
-    waves: Sequence[int] = (0, 1),
-    noise: float = 0.004,
-    *,
-    hosts: Sequence[str] = HOSTS,
-    work: str = "",
-    seed: int = 4,
-) -> list[Observation]:
-    """Pairs of neighbours on a ring, from the even hosts on or from the odd ones. A pair takes as long as its
-    slower host."""
-    draw, own = random.Random(seed), slower or {}
-    made = []
-    for number, first in enumerate(waves):
-        for i in range(first, len(hosts), 2):
-            pair = (hosts[i], hosts[(i + 1) % len(hosts)])
-            seconds = (1 + max(own.get(host, 0.0) for host in pair)) * draw.gauss(1, noise)
-            made.append(Observation(f"{work}p{number}{i}", pair, seconds, work=work))
-    return made
-
-
 def named(judgement: Judgement) -> set[tuple[str, ...]]:
     """Whom it accuses."""
     return {each.subject for each in judgement.accused}

@@ -8,7 +8,7 @@ import pytest
 
 from muster.readers._read import without_harmless
 from muster.store.logfiles import BrokenFile
-from tests.unit.logs import chat_log, one, read_log, resumed_trainer_log
+from tests.unit.logs import chat_log, one, read_log
 
 
 def test_a_file_that_breaks_off_keeps_what_was_read() -> None:
@@ -109,10 +109,3 @@ def test_a_log_that_ends_before_its_own_total_was_cut(lines: list[str], outcome:
     """The total of the training, or of its epoch. Lines come every so many steps."""
     job = one(lines)
     assert (job.outcome, job.steps) == (outcome, steps)
-
-
-def test_a_log_with_losses_is_not_cut_before_its_first_step() -> None:
-    """Of the Trainer, without bars and settings: nothing says how many steps there were."""
-    job = one(resumed_trainer_log(0, 500, 200, bars=False, info=False)[:-1])
-    assert (job.outcome, job.steps, job.loss) == ("timeout", None, 0.5)
-    assert job.reason is not None and "first step" not in job.reason
