@@ -29,7 +29,7 @@ from muster.planner.document import Plan
 from muster.planner.machines import UserFigures
 from muster.planner.plan import plan_hosts, plan_on
 from muster.reports.page import report
-from muster.reports.pipeline import pipeline_page
+from muster.reports.pipeline import write_page
 from muster.runs.ask import check_model, check_trained
 from muster.runs.checkpoints import WantedCheckpoint
 from muster.runs.continuing import on_other_hosts, without
@@ -236,7 +236,7 @@ class _Steps:
         with refused(RunFolderError, "written", folder.result):
             write_json(folder.result, result.model_dump(mode="json"))
         with suppress(OSError, MusterError):
-            pipeline_page(folder)
+            write_page(folder)
         folder.stop_request.unlink(missing_ok=True)
         if status.good:  # nothing is left to resume
             for each in read_yaml(folder.pipeline)["pipeline"]:
