@@ -142,8 +142,8 @@ def train(
             with claim or run.claim(os.environ.get("SLURM_JOB_ID")) as held:
                 if run.waits_for(ticket):  # its submitter may have ended before it could write the job's id
                     written = run.read_json(run.submission)
-                    job = written.get("job") or os.environ.get("SLURM_JOB_ID")
-                    write_json(run.submission, {**written, "job": job})
+                    if not written.get("job"):
+                        write_json(run.submission, {**written, "job": os.environ.get("SLURM_JOB_ID")})
                 return _run(inputs, run, held, supervisor, decided, facts, watch, announce, tree)
     finally:
         sign.unlink(missing_ok=True)
