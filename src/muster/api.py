@@ -81,13 +81,16 @@ def check(
 
     Raises InventoryError and RecipeError. A host that cannot be reached is in the result.
     """
-    from muster.checks.check import WantedChecks, settings_of
     from muster.checks.check import check as inspect
+    from muster.checks.check import settings_of
     from muster.checks.inspection import remember
     from muster.core.inventory import read_inventory
 
-    wanted = WantedChecks(recipe or None, profile or None, gpus, group)
-    inspection = inspect(read_inventory(_hosts(hosts)), settings_of(recipe, _overrides(overrides)), wanted)
+    settings = settings_of(recipe, _overrides(overrides))
+    inspection = inspect(
+        read_inventory(_hosts(hosts)), settings, named=recipe or None, profile=profile or None, gpus=gpus,
+        group=group,
+    )  # fmt: skip
     remember(inspection)
     return inspection
 
@@ -199,7 +202,6 @@ def bench(
     that starts should end; `baseline`: bench.json of an earlier bench; `output`: the bench's folder, which
     must not exist. Raises UsageError, RecipeError and InventoryError.
     """
-    from muster.benches.bench import BenchIO
     from muster.benches.bench import bench as run_bench
     from muster.benches.folder import BenchFolder, new_bench_folder
     from muster.benches.inputs import read_bench
@@ -209,8 +211,7 @@ def bench(
     inputs = read_bench(suite, _hosts(hosts), _overrides(overrides), recipe=recipe, at_once=jobs)
     folder = BenchFolder(Path(output).absolute()) if output else new_bench_folder(Path(runs), inputs.name)
     given = math.inf if minutes is None else minutes
-    around = BenchIO(baseline=Path(baseline) if baseline else None, minutes=given)
-    return run_bench(inputs, folder, around)
+    return run_bench(inputs, folder, baseline=Path(baseline) if baseline else None, minutes=given)
 
 
 def judge(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.benches.bench import BenchIO, BenchWatcher, bench
+from muster.benches.bench import BenchWatcher, bench
 from muster.benches.document import JobRecord
 from muster.benches.folder import BenchFolder
 from muster.benches.inputs import read_bench
@@ -64,7 +64,7 @@ def test_a_late_job_is_ended_on_its_hosts_alone(cluster: Cluster, tmp_path: Path
     needs_torch()
     inputs = read_bench(str(write_suite(tmp_path, SUITE)), HOSTS, over_ssh(cluster))
     looker = Looker(cluster)
-    found = bench(inputs, BenchFolder(tmp_path / "bench"), BenchIO(spectator=looker))
+    found = bench(inputs, BenchFolder(tmp_path / "bench"), looker)
     jobs = {job.job: job for job in found.jobs}
     assert found.complete
     assert jobs["late-2x-001"].outcome == "timeout"

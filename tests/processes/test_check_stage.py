@@ -22,7 +22,6 @@ import muster.checks.group as group
 from muster.checks.base import Answers, Check, Context, Finding, Level, Transport
 from muster.checks.check import (
     Replies,
-    WantedChecks,
     all_checks,
     check,
     inspection,
@@ -106,13 +105,13 @@ def profile(folder: Path, text: str) -> str:
     return str(path)
 
 
-def inspect(hosts: str, wanted: WantedChecks | None = None) -> Inspection:
-    return check(read_inventory(hosts), Recipe(), wanted or WantedChecks(group=False))
+def inspect(hosts: str, **wanted: Any) -> Inspection:
+    return check(read_inventory(hosts), Recipe(), group=False, **wanted)
 
 
 def test_hosts_with_the_same_trouble_are_one_line(made: None, tmp_path: Path) -> None:
-    wanted = WantedChecks(profile=profile(tmp_path, "expect: {made.number: {most: 3}}"), group=False)
-    found = inspect("local:6x1", wanted)
+    wanted = {"profile": profile(tmp_path, "expect: {made.number: {most: 3}}")}
+    found = inspect("local:6x1", **wanted)
     assert found.summary == {"fit": 3, "warning": 1, "unfit": 2, "unreachable": 0}
     assert [host.verdict for host in found.hosts] == ["fit"] * 3 + ["warning"] + ["unfit"] * 2
     assert [(each.level, each.hosts, each.count) for each in found.troubles] == [
@@ -131,8 +130,8 @@ def test_hosts_with_the_same_trouble_are_one_line(made: None, tmp_path: Path) ->
 
 
 def test_a_profile_can_leave_a_check_out(made: None, tmp_path: Path) -> None:
-    wanted = WantedChecks(profile=profile(tmp_path, "expect: {made.number: skip}"), group=False)
-    found = inspect("local:1x1", wanted)
+    wanted = {"profile": profile(tmp_path, "expect: {made.number: skip}")}
+    found = inspect("local:1x1", **wanted)
     assert [(each.level, each.problem) for each in found.hosts[0].checks if each.check == "made.number"] == [
         ("not applicable", "skipped by the profile")
     ]
@@ -280,15 +279,15 @@ def test_a_probe_that_fails_is_unknown_and_never_a_pass(made: None, monkeypatch:
 
 
 def test_usable_hosts_are_saved_and_read_back_with_their_slots(made: None, tmp_path: Path) -> None:
-    wanted = WantedChecks(profile=profile(tmp_path, "expect: {made.number: {most: 2}}"), group=False)
-    found = inspect("local:4x3", wanted)
+    wanted = {"profile": profile(tmp_path, "expect: {made.number: {most: 2}}")}
+    found = inspect("local:4x3", **wanted)
     path = tmp_path / "fit.json"
     assert save_inventory(found, path) == 3
     again = read_inventory(str(path))
     assert again.launcher == "local"
     assert [(host.name, host.slots) for host in again.hosts] == [("local0", 3), ("local1", 3), ("local2", 3)]
-    none = WantedChecks(profile=profile(tmp_path, "expect: {made.number: {most: -1}}"), group=False)
-    assert save_inventory(inspect("local:2x1", none), tmp_path / "none.json") == 0
+    none = {"profile": profile(tmp_path, "expect: {made.number: {most: -1}}")}
+    assert save_inventory(inspect("local:2x1", **none), tmp_path / "none.json") == 0
     assert not (tmp_path / "none.json").exists()
 
 
@@ -303,7 +302,7 @@ def test_expected_gpus_are_slots(made: None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage, "families", lambda: (family,))
         for gpus in (None, 0, 4):
-            inspect("local", WantedChecks(gpus=gpus, group=False))
+            inspect("local", gpus=gpus)
     assert [(each.gpus_expected, each.slots["local"], each.world_size) for each in told] == [
         (None, None, None),
         (False, None, None),

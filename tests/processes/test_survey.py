@@ -406,7 +406,7 @@ def test_a_python_that_is_too_old_is_named(version: str) -> None:
     one = survey(places("a"), hosts, questions({"echo": ECHO}), QUICK)["a"]
     assert isinstance(one, UnreachableHost)
     assert (one.stage, one.problem) == (Stage.PYTHON, "its python is older than 3.8")
-    assert f"Python {version}." in one.said
+    assert f"Python {version}." in one.evidence
 
 
 # ---- why a host is unreachable -----------------------------------------------------------------------------
@@ -456,11 +456,11 @@ SSH: list[tuple[str, Stage, str]] = [
 @pytest.mark.parametrize(("said", "stage", "words"), SSH, ids=[said[-60:] for said, _, _ in SSH])
 def test_what_ssh_says_names_the_stage(said: str, stage: Stage, words: str) -> None:
     noise = ["Warning: Permanently added 'n1' (ED25519) to the list of known hosts."]
-    found = explain(ConnectionEnd(code=255, said=[*noise, *said.splitlines()]))
+    found = explain(ConnectionEnd(code=255, errors=[*noise, *said.splitlines()]))
     assert found.stage is stage
     assert words in found.problem
     assert found.remedy
-    assert not said or found.said in said
+    assert not said or found.evidence in said
 
 
 SHELLS: list[tuple[int, str, Stage]] = [
@@ -481,16 +481,16 @@ SHELLS: list[tuple[int, str, Stage]] = [
 
 @pytest.mark.parametrize(("code", "said", "stage"), SHELLS)
 def test_what_a_login_shell_says_names_the_stage(code: int, said: str, stage: Stage) -> None:
-    assert explain(ConnectionEnd(code=code, said=said.splitlines())).stage is stage
+    assert explain(ConnectionEnd(code=code, errors=said.splitlines())).stage is stage
 
 
 def test_what_happened_after_python_came_is_not_blamed_on_the_way_there() -> None:
     broken = explain(
-        ConnectionEnd(code=255, said=["Connection to n1 closed by remote host."], python="3.11.2")
+        ConnectionEnd(code=255, errors=["Connection to n1 closed by remote host."], python="3.11.2")
     )
     assert (broken.stage, broken.problem) == (Stage.PYTHON, "the connection broke while the probe ran")
     slow = explain(ConnectionEnd(code=None, python="3.11.2", seconds=42.0))
-    assert "42 s" in slow.said
+    assert "42 s" in slow.evidence
 
 
 def test_a_remedy_names_its_hosts() -> None:

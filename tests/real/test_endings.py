@@ -103,8 +103,7 @@ def test_stop_from_elsewhere(bystander: Job, tmp_path: Path) -> None:
     with Job(tmp_path / "stop-run", "local:2", *LONG) as job:
         job.wait_for_steps()
         assert job.run.state() == "running"
-        result = stop(job.run).result
-        assert result is not None and result.status == "stopped"
+        assert stop(job.run) == "stopped"
         code, document = job.finish()
         assert (code, document["failure"]["what"]) == (1, "stopped by `muster stop`")
         assert job.gone_within()

@@ -95,15 +95,15 @@ def test_computation_beside_an_exchange(three: Three) -> None:
 def test_a_plan_learns_the_link(three: Three, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`muster plan --calibrate` of a fabric's run: the links' figures, kept for the plans to come."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    learned = calibrate([three[0]])
+    learned, _, errors = calibrate([three[0]])
     assert three[1].fabric is not None
-    assert learned.calibration.links == {"loopback gloo": link_figures(three[1].fabric, 3)}
-    assert (learned.runs, load_calibration()) == ((), learned.calibration)
+    assert learned.links == {"loopback gloo": link_figures(three[1].fabric, 3)}
+    assert (errors, load_calibration()) == ({}, learned)
     pair = LinkFigures(
         1e6, beside=SharedLink(gather=0.25, pair_gather=0.5)
     )  # of two ranks, and an earlier one of more
     save_calibration(Calibration(links={"loopback gloo": pair}))
-    again = calibrate([three[0]]).calibration.links["loopback gloo"]
+    again = calibrate([three[0]])[0].links["loopback gloo"]
     mine = link_figures(three[1].fabric, 3)
     gathers = (mine.beside.gather or 0.25, 0.5)
     assert (again.bandwidth, again.beside.gather, again.beside.pair_gather) == (mine.bandwidth, *gathers)

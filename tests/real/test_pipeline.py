@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.runs.ask import ask
-from muster.runs.pipeline import StepResume, resume_pipeline
+from muster.runs.pipeline import resume_pipeline
 from muster.store import events
 from muster.store.runfolder import PipelineFolder, RunFolder
 from tests.jobs import Job
@@ -51,7 +51,7 @@ def test_killed_in_its_second_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (folder.state(), more.state()) == ("interrupted", "interrupted")
     assert folder.trained == begin
 
-    result = resume_pipeline(folder, StepResume())
+    result = resume_pipeline(folder)
     assert result.status == "succeeded", result.failure
     one, two = (each.result for each in result.pipeline)
     assert one is not None and two is not None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from muster.benches.bench import BenchIO, bench
+from muster.benches.bench import bench
 from muster.benches.document import Bench, JobRecord
 from muster.benches.fold import fold_bench
 from muster.benches.folder import BenchFolder
@@ -184,12 +184,6 @@ def player(diary: Path, plays: Plays) -> FakeShell:
     return FakeShell(answer=answer)
 
 
-def on(shell: FakeShell, **around: Any) -> BenchIO:
-    """The surroundings of a bench whose jobs this one starts."""
-    shell.use()
-    return BenchIO(**around)
-
-
 def diary_of(path: Path) -> list[tuple[str, list[str], float, float]]:
     """What was played: job, hosts, begin, end."""
     return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
@@ -209,7 +203,8 @@ def inputs_of(tmp_path: Path, hosts: str, *jobs: dict[str, Any], **fields: Any) 
 def play(tmp_path: Path, inputs: BenchInputs, plays: Plays, **around: Any) -> tuple[Bench, BenchFolder]:
     folder = BenchFolder(tmp_path / "bench", mark="")
     shell = player(tmp_path / "diary", plays)
-    return bench(inputs, folder, on(shell, **around)), folder
+    shell.use()
+    return bench(inputs, folder, **around), folder
 
 
 def well(job: str, hosts: Sequence[str]) -> tuple[float, int, Any]:

@@ -89,12 +89,12 @@ def test_logs_are_judged(tmp_path: Path) -> None:
 
 def test_what_a_verb_is_given_reaches_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr("muster.benches.bench.bench", lambda inputs, folder, around: given.append(around))
+    monkeypatch.setattr("muster.benches.bench.bench", lambda *_, **more: given.append(more))
     monkeypatch.setattr("muster.reports.pipeline.write_page", lambda run, output: given.append(output))
     muster.bench(
         "acceptance", "local:2", baseline=tmp_path / "old.json", output=tmp_path / "bench", minutes=7
     )
-    assert (given[0].baseline, given[0].minutes) == (tmp_path / "old.json", 7)
+    assert (given[0]["baseline"], given[0]["minutes"]) == (tmp_path / "old.json", 7)
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "job.json").write_text("{}")
     muster.report(tmp_path / "one", output=tmp_path / "page.html")

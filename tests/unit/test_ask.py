@@ -174,7 +174,7 @@ def test_a_success_with_a_caveat_says_so() -> None:
     cut = "cut at 160 of 400 steps by train.max_minutes=2"
     given = {"status": State.SUCCEEDED, "caveats": [cut], "steps": 160, "failure": None, "fabric": None}
     result: Result = Result.model_construct(**given)  # type: ignore[arg-type]
-    data = SimpleNamespace(state=State.SUCCEEDED, figures=result)
+    data = SimpleNamespace(state=State.SUCCEEDED, result=result)
     assert cut in headline(data).title and headline(data).tone != "good"  # type: ignore[arg-type]
     assert cut in result.outcome
 

@@ -190,7 +190,7 @@ def test_the_live_view(tmp_path: Path, terminal: bool) -> None:
     done = {"j5": recorded(tasks[2], None, outcome=State.TIMEOUT, reason="too late")}
     try:
         with BenchView(console) as view:
-            view.drawn = view.said = -100.0
+            view.drawn.began = view.counts.began = -100.0
             view.began(tasks[0], tmp_path)
             view.turn([child], tasks, done)
             view.ended(tasks[2], done["j5"])

@@ -21,7 +21,7 @@ from muster.cli.views.bench import BenchView
 from muster.core.state import State
 from muster.judging import JobClass, Observation, Settings, Topology, localise
 from muster.judging.document import Gate
-from tests.unit.benches import diary_of, inputs_of, made, on, play, player, well
+from tests.unit.benches import diary_of, inputs_of, made, play, player, well
 
 
 def task(name: str, entry: str = "gpt", hosts: int = 1, **more: Any) -> Task:
@@ -115,7 +115,8 @@ def test_no_job_starts_that_would_not_end_in_the_time_given(tmp_path: Path) -> N
     assert 1 <= len(ran) <= 4 and not found.complete and found.gate is Gate.OPEN
     assert all(job.outcome == "succeeded" for job in found.jobs)
     assert any("0.1 minutes given are over" in note for note in found.notes)
-    again = continue_bench(folder, on(player(tmp_path / "again", well)))
+    player(tmp_path / "again", well).use()
+    again = continue_bench(folder)
     assert again.complete and len(diary_of(tmp_path / "again")) == 8 - len(ran)
 
 

@@ -20,7 +20,7 @@ from muster.core.result import Failure
 from muster.core.state import State
 from muster.judging.document import Gate
 from tests.shell import FakeShell
-from tests.unit.benches import diary_of, fabric_result, inputs_of, made, on, play, recorded, write_suite
+from tests.unit.benches import diary_of, fabric_result, inputs_of, made, play, recorded, write_suite
 
 ADAPTIVE = {"groups": "adaptive"}
 REFUSED = {"error": {"message": "data.path: no such folder", "hint": "give one", "host": None}}
@@ -54,7 +54,8 @@ def test_groups_chosen_from_results(tmp_path: Path) -> None:
     waves = {job.wave for job in found.jobs}
     assert len(waves) > 1 and None not in waves
     assert len(folder.read_schedule()["jobs"]) == len(found.jobs)
-    again = continue_bench(folder, on(FakeShell()))
+    FakeShell().use()
+    again = continue_bench(folder)
     assert again.hosts == found.hosts
 
 
@@ -158,7 +159,8 @@ def test_a_bad_switch_is_named(kind: str, tmp_path: Path, capsys: pytest.Capture
     print_bench(found, every=False)
     said = capsys.readouterr().out
     assert "leaf1 (local[4-7])" in said and named.reason in said
-    assert continue_bench(folder, on(FakeShell())).switches == found.switches
+    FakeShell().use()
+    assert continue_bench(folder).switches == found.switches
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,8 @@ def test_a_failed_warm_up_is_made_again_on_other_hosts(tmp_path: Path) -> None:
     assert all(begun >= filled for job, (_, begun, _) in played.items() if "warmup" not in job)
     assert len(played) == len(found.jobs) == 6 and found.complete
     assert [job.warm_up for job in found.jobs] == [True, True, False, False, False, False]
-    again = continue_bench(folder, on(FakeShell()))  # which starts nothing
+    FakeShell().use()
+    again = continue_bench(folder)  # which starts nothing
     assert again.jobs == found.jobs
 
 
@@ -224,7 +227,8 @@ def test_three_warm_ups_are_enough(tmp_path: Path) -> None:
     assert sum(job.outcome == "succeeded" for job in found.jobs) == 5
     note = "digits: each of 3 warm-ups failed, so its jobs may have found empty caches"
     assert found.notes.count(note) == 1
-    assert continue_bench(folder, on(FakeShell())).notes.count(note) == 1
+    FakeShell().use()
+    assert continue_bench(folder).notes.count(note) == 1
 
 
 def test_a_warm_up_for_groups_of_all_and_of_one(tmp_path: Path) -> None:

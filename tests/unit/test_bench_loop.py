@@ -23,7 +23,7 @@ from muster.benches.schedule import Task
 from muster.core.errors import JobError, RunFolderError
 from muster.judging.document import Gate
 from tests.shell import FakeShell
-from tests.unit.benches import diary_of, inputs_of, long_on, made, on, play, player, well
+from tests.unit.benches import diary_of, inputs_of, long_on, made, play, player, well
 
 WHY = "cannot start python: Resource temporarily unavailable"
 
@@ -47,11 +47,13 @@ def test_what_cannot_be_started_is_tried_again_when_the_bench_goes_on(at_once: i
     inputs = inputs_of(tmp_path, "local:3x1", {"groups": [1]}, at_once=at_once)
     folder = BenchFolder(tmp_path / "bench", mark="")
     shell = failing(tmp_path / "diary", lambda job: job == "digits-1x-001")
-    found = bench(inputs, folder, on(shell))
+    shell.use()
+    found = bench(inputs, folder)
     assert [job.job for job in found.jobs] == ["digits-1x-002", "digits-1x-003"]
     assert found.outcomes["succeeded"] == 2 and not found.complete and found.gate is Gate.OPEN
     assert f"digits-1x-001 could not be started: {WHY} (hint: ulimit -u)" in found.notes
-    again = continue_bench(folder, on(player(tmp_path / "again", well)))
+    player(tmp_path / "again", well).use()
+    again = continue_bench(folder)
     assert [name for name, *_ in diary_of(tmp_path / "again")] == ["digits-1x-001"]
     assert again.complete and again.gate is Gate.OPEN and len(again.jobs) == 3
     assert not any("could not be started" in note for note in again.notes)
@@ -60,7 +62,8 @@ def test_what_cannot_be_started_is_tried_again_when_the_bench_goes_on(at_once: i
 def test_where_nothing_can_be_started_all_is_told_in_one_line(tmp_path: Path) -> None:
     inputs = inputs_of(tmp_path, "local:6x1", {"groups": [1]}, at_once=1)
     shell = failing(tmp_path / "diary", lambda job: True)
-    found = bench(inputs, BenchFolder(tmp_path / "bench"), on(shell))
+    shell.use()
+    found = bench(inputs, BenchFolder(tmp_path / "bench"))
     assert not found.jobs and not found.complete and found.gate is Gate.OPEN
     (note,) = (each for each in found.notes if WHY in each)
     first = "digits-1x-001, digits-1x-002, digits-1x-003, digits-1x-004 and 2 more could not be started"
@@ -72,10 +75,12 @@ def test_a_warm_up_that_cannot_be_started_is_made_elsewhere(tmp_path: Path) -> N
     inputs = inputs_of(tmp_path, "local:3x1", {"groups": [1], "warm_up": True})
     folder = BenchFolder(tmp_path / "bench", mark="")
     shell = failing(tmp_path / "diary", lambda job: job == "digits-warmup")
-    found = bench(inputs, folder, on(shell))
+    shell.use()
+    found = bench(inputs, folder)
     assert diary_of(tmp_path / "diary")[0][:2] == ("digits-warmup2", ["local1"])
     assert len(found.jobs) == 4 and not found.complete
-    assert continue_bench(folder, on(player(tmp_path / "again", well))).complete
+    player(tmp_path / "again", well).use()
+    assert continue_bench(folder).complete
     assert [name for name, *_ in diary_of(tmp_path / "again")] == ["digits-warmup"]
 
 
@@ -83,9 +88,11 @@ def test_the_last_job_of_a_wave_that_cannot_be_started_leaves_it_open(tmp_path: 
     inputs = inputs_of(tmp_path, "local:4x1", {"groups": "adaptive"}, at_once=1)
     folder = BenchFolder(tmp_path / "bench", mark="")
     shell = failing(tmp_path / "diary", lambda job: job == "digits-wave1-002")
-    found = bench(inputs, folder, on(shell))
+    shell.use()
+    found = bench(inputs, folder)
     assert [job.job for job in found.jobs] == ["digits-wave1-001"] and not found.complete
-    again = continue_bench(folder, on(player(tmp_path / "again", well)))
+    player(tmp_path / "again", well).use()
+    again = continue_bench(folder)
     assert again.complete and max(job.wave or 0 for job in again.jobs) > 1
 
 
@@ -94,10 +101,11 @@ def test_words_that_cannot_be_written_end_nothing(tmp_path: Path) -> None:
     inputs = inputs_of(tmp_path, "local:2x1", {"groups": [1]})
     _, folder = play(tmp_path, inputs, well)
     folder.record("digits-1x-001").unlink()
-    folder.said("digits-1x-001").unlink()
-    folder.said("digits-1x-001").symlink_to("/dev/full")
+    folder.log("digits-1x-001").unlink()
+    folder.log("digits-1x-001").symlink_to("/dev/full")
     shutil.rmtree(folder.runs / "digits-1x-001")
-    found = continue_bench(folder, on(player(tmp_path / "again", well)))
+    player(tmp_path / "again", well).use()
+    found = continue_bench(folder)
     assert found.complete and found.outcomes["succeeded"] == 2
     assert [name for name, *_ in diary_of(tmp_path / "again")] == ["digits-1x-001"]
 
@@ -120,26 +128,29 @@ def test_a_record_that_cannot_be_written_stops_the_others_cleanly(tmp_path: Path
         tmp_path / "diary", lambda job, hosts: (60.0 if job.endswith("2") else 3.0, 0, made(hosts))
     )
     with pytest.raises(JobError, match="cannot be written") as refused:
-        bench(inputs, folder, on(shell, spectator=Blocker(folder, "digits-1x-001")))
+        shell.use()
+        bench(inputs, folder, watcher=Blocker(folder, "digits-1x-001"))
     assert refused.value.where == str(folder.record("digits-1x-001"))
     assert f"`muster bench --continue {folder.path}`" in (refused.value.hint or "")
     stopped = (folder.runs / "digits-1x-002" / "result.json").read_text()
     assert '"status": "stopped"' in stopped  # it was asked to end, and not killed
     folder.record("digits-1x-001").rmdir()
-    again = continue_bench(folder, on(player(tmp_path / "again", well)))
+    player(tmp_path / "again", well).use()
+    again = continue_bench(folder)
     assert again.complete and [name for name, *_ in diary_of(tmp_path / "again")] == ["digits-1x-002.again1"]
 
 
 @pytest.mark.parametrize("taken", ["log", "hosts"])
 def test_a_job_whose_files_cannot_be_written_is_not_begun(taken: str, tmp_path: Path) -> None:
     _, folder = play(tmp_path, inputs_of(tmp_path, "local:1x1", {"groups": [1]}), well)
-    path = {"log": folder.said, "hosts": folder.hosts}[taken]("digits-1x-001")
+    path = {"log": folder.log, "hosts": folder.hosts}[taken]("digits-1x-001")
     folder.record("digits-1x-001").unlink()
     shutil.rmtree(folder.runs / "digits-1x-001")
     path.unlink()
     path.mkdir()
     with pytest.raises(JobError, match="cannot be written") as refused:
-        continue_bench(folder, on(FakeShell()))
+        FakeShell().use()
+        continue_bench(folder)
     assert refused.value.where == str(path)
 
 
@@ -187,7 +198,7 @@ def test_hosts_of_a_killed_controller_get_no_other_job_at_once(
         tmp_path,
         inputs,
         lambda job, hosts: plays(job, hosts) if job.endswith("r1") else well(job, hosts),
-        spectator=killer,
+        watcher=killer,
     )
     begun = {job: at for job, _, at, _ in diary_of(tmp_path / "diary")}
     assert found.complete and (found.outcomes["succeeded"], found.outcomes["failed"]) == (3, 1)

@@ -35,7 +35,7 @@ from muster.inputs.read import read_inputs
 from muster.judging.document import Gate
 from tests.shell import FakeShell
 from tests.support import wait_until
-from tests.unit.benches import diary_of, inputs_of, long_on, made, on, play, player, well, write_suite
+from tests.unit.benches import diary_of, inputs_of, long_on, made, play, player, well, write_suite
 
 ANY_SIZE = {"set": {"batch": {"global": None, "micro": 8}}}  # digits' global batch of 64 is not for 5 ranks
 
@@ -92,7 +92,7 @@ def test_a_killed_job_says_by_what(tmp_path: Path) -> None:
                     os.kill(child.process.pid, signal.SIGKILL)
 
     inputs = inputs_of(tmp_path, "local:2x1", {"groups": [1]})
-    found, _ = play(tmp_path, inputs, long_on("local0"), spectator=Killer())
+    found, _ = play(tmp_path, inputs, long_on("local0"), watcher=Killer())
     assert [job.outcome for job in found.jobs] == ["failed", "succeeded"]
     assert found.jobs[0].reason == "muster train was ended by SIGKILL"
 
@@ -154,12 +154,13 @@ def test_a_bench_is_shown_stopped_and_reported(tmp_path: Path) -> None:
     """By the name that `muster ls` lists it under, as a run is."""
     stopper = Stopper(tmp_path)
     inputs = inputs_of(tmp_path, "local:2x1", {"groups": [1]})
-    found, folder = play(tmp_path, inputs, long_on("local0"), spectator=stopper)
+    found, folder = play(tmp_path, inputs, long_on("local0"), watcher=stopper)
     assert "stopped by `muster stop`" in found.notes and not found.complete
     assert wait_until(lambda: len(stopper.told) == 2, 60)
     assert "running: 0/2 finished" in stopper.told[0]
     assert "stopped" in stopper.told[1] and f"muster bench --continue {folder.path}" in stopper.told[1]
-    again = continue_bench(folder, on(player(tmp_path / "diary", well)))
+    player(tmp_path / "diary", well).use()
+    again = continue_bench(folder)
     assert again.complete  # the request to stop was of before
     shown = verb("show", str(folder.path), tmp_path / "elsewhere")
     assert "ended: 2/2 finished" in shown and "digits-1x-001" in shown
@@ -186,7 +187,7 @@ class Interrupter(BenchWatcher):
 def test_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     """What is over is not run again; what was stopped is, in a run folder of its own."""
     inputs = inputs_of(tmp_path, "local:3x1", {"groups": [1], "repeats": 2})
-    found, folder = play(tmp_path, inputs, long_on("local2"), spectator=Interrupter(3))
+    found, folder = play(tmp_path, inputs, long_on("local2"), watcher=Interrupter(3))
     assert not found.complete and found.gate is Gate.OPEN
     assert "stopped by Ctrl-C" in found.notes
     over = {job.job for job in found.jobs}
@@ -202,7 +203,8 @@ def test_interrupted_and_gone_on_with(tmp_path: Path) -> None:
         assert f"{len(over)}/6 finished; running" in told.output
 
     shell = player(tmp_path / "diary", well)
-    again = continue_bench(folder, on(shell))
+    shell.use()
+    again = continue_bench(folder)
     assert again.complete and len(again.jobs) == 6
     (listed,) = benches(tmp_path)
     assert (listed.done, listed.complete, sum(listed.verdicts.values())) == (6, True, 3)
@@ -213,7 +215,9 @@ def test_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     assert record.run == "runs/digits-1x-003-r1.again1"
     assert again.started == found.started
 
-    nothing = continue_bench(folder, on(FakeShell()))  # which starts nothing
+    FakeShell().use()
+
+    nothing = continue_bench(folder)  # which starts nothing
     assert nothing.jobs == again.jobs
 
 
@@ -235,7 +239,8 @@ def test_secrets_stay_in_private_files(tmp_path: Path) -> None:
     assert modes == {}
     child = read_inputs(str(folder.recipe("digits")), "local:1", [])  # what each job reads
     assert child.env == dict(zip(("API_KEY", "HF_TOKEN", "WANDB_PASSWORD"), secrets, strict=True))
-    assert continue_bench(folder, on(FakeShell())).overrides == told
+    FakeShell().use()
+    assert continue_bench(folder).overrides == told
 
 
 def test_what_is_normal_is_kept_for_a_bench_that_goes_on(tmp_path: Path) -> None:
@@ -249,15 +254,18 @@ def test_what_is_normal_is_kept_for_a_bench_that_goes_on(tmp_path: Path) -> None
     found, folder = play(tmp_path, inputs, slow, baseline=before.result)
     assert [each.condition for each in found.hosts] == ["slow"]
     shutil.rmtree(earlier)
-    again = continue_bench(folder, on(FakeShell()))
+    FakeShell().use()
+    again = continue_bench(folder)
     assert [each.condition for each in again.hosts] == ["slow"]
     other = found.model_copy(update={"peers": [each.model_copy(update={"step_seconds": each.step_seconds * 2})
                                                for each in found.peers]})  # fmt: skip
     (tmp_path / "other.json").write_text(other.model_dump_json())
-    told = continue_bench(folder, on(FakeShell(), baseline=tmp_path / "other.json"))
+    FakeShell().use()
+    told = continue_bench(folder, baseline=tmp_path / "other.json")
     (tmp_path / "other.json").unlink()
     assert [each.condition for each in told.hosts] != ["slow"]
-    assert continue_bench(folder, on(FakeShell())).hosts == told.hosts
+    FakeShell().use()
+    assert continue_bench(folder).hosts == told.hosts
 
 
 def test_a_job_that_ended_well_while_nobody_watched_counts(tmp_path: Path) -> None:
@@ -268,7 +276,8 @@ def test_a_job_that_ended_well_while_nobody_watched_counts(tmp_path: Path) -> No
     failed = made(["local1"], status=State.FAILED, failure=Failure(what="x"))
     (folder.runs / "digits-1x-002" / "result.json").write_text(failed.model_dump_json())
     diary = tmp_path / "again"
-    again = continue_bench(folder, on(player(diary, well)))
+    player(diary, well).use()
+    again = continue_bench(folder)
     assert again.complete
     assert [name for name, *_ in diary_of(diary)] == ["digits-1x-002.again1"]
 
@@ -288,6 +297,14 @@ with run.claim():
 """
 
 
+class Announced(BenchWatcher):
+    def __init__(self) -> None:
+        self.announced: list[str] = []
+
+    def announce(self, text: str) -> None:
+        self.announced.append(text)
+
+
 @pytest.mark.parametrize("begun", [True, False], ids=["begun", "not begun yet"])
 def test_a_job_that_still_runs_is_stopped_before_its_hosts_get_others(begun: bool, tmp_path: Path) -> None:
     """As after `kill -9` of the bench: its `muster train` holds the run until it is asked to end. Or it
@@ -303,13 +320,13 @@ def test_a_job_that_still_runs_is_stopped_before_its_hosts_get_others(begun: boo
             assert orphan.stdout is not None
             if begun:
                 assert orphan.stdout.readline() == "held\n"
-            said: list[str] = []
-            around = on(player(tmp_path / "again", well), announce=said.append)
-            assert continue_bench(folder, around).complete
+            watcher = Announced()
+            player(tmp_path / "again", well).use()
+            assert continue_bench(folder, watcher).complete
             assert orphan.wait(10) == 0
         finally:
             orphan.kill()
-    assert "digits-1x-002 was still running, and was stopped" in said
+    assert "digits-1x-002 was still running, and was stopped" in watcher.announced
     assert [name for name, *_ in diary_of(tmp_path / "again")] == ["digits-1x-002.again1"]
 
 

@@ -106,7 +106,7 @@ def test_a_run_with_offload_says_nothing_of_its_device(tmp_path: Path) -> None:
     assert load_calibration() == Calibration()
 
     plain = as_fast(finished(tmp_path / "plain", about(A100), *ZERO_2), truth)
-    learned = calibrate([plain, run]).calibration
+    learned = calibrate([plain, run])[0]
     assert learned.efficiency[A100_KEY] == pytest.approx(0.72, rel=1e-3)
     assert learned.hosts["a100-pcie-40gb"] == pytest.approx(9e9, rel=1e-3)
     assert load_calibration() == learned
@@ -122,7 +122,7 @@ def test_offload_among_ranks_waits_for_a_run_on_one(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="what its host's memory moves could not be told"):
         calibrate([plain, two])
     one = as_fast(finished(tmp_path / "one", about(A100), *OFFLOADED), truth)
-    assert calibrate([plain, one, two]).calibration.hosts["a100-pcie-40gb"] == pytest.approx(9e9, rel=1e-3)
+    assert calibrate([plain, one, two])[0].hosts["a100-pcie-40gb"] == pytest.approx(9e9, rel=1e-3)
 
 
 def test_a_host_that_is_too_slow_or_too_fast_is_not_learned(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_nothing_reaches_more_than_its_maker_states(tmp_path: Path) -> None:
     assert caught.value.where == "run" and caught.value.hint
     assert load_calibration() == Calibration()
     cpu = as_fast(finished(tmp_path / "cpu", about()), Calibration(efficiency={"cpu fp32": 2.5}))
-    assert calibrate([cpu]).calibration.efficiency["cpu fp32"] == pytest.approx(2.5, rel=1e-3)  # nominal
+    assert calibrate([cpu])[0].efficiency["cpu fp32"] == pytest.approx(2.5, rel=1e-3)  # nominal
 
 
 # Padding:
@@ -218,7 +218,7 @@ def ground(known: Calibration, *models: str | None) -> MachineModel:
 
 def test_a_processor_is_known_by_its_model(tmp_path: Path) -> None:
     run = finished(tmp_path / "run", about(processor=ROME))
-    known = calibrate([run]).calibration
+    known = calibrate([run])[0]
     assert list(known.efficiency) == [f"cpu {ROME} fp32"]
     found = ground(known, ROME, ROME).on([1, 1], "cpu", "fp32")
     assert found is not None and found.device.kind == "cpu" and found.hosts == 2

@@ -276,7 +276,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
     run, hosts = recorded(tmp_path, 10, 20, 30), Hosts({(30, "n2"): "optimizer.pt is damaged"})
     start = chosen(run, facts([10, 20, 30], [10, 20, 30]), hosts)
     assert start.step == 20
-    assert [(d.field, d.why) for d in start.said] == [("checkpoint-30", "optimizer.pt is damaged on n2")]
+    assert [(d.field, d.why) for d in start.notes] == [("checkpoint-30", "optimizer.pt is damaged on n2")]
     assert hosts.read == [(30, "n1", 0, 2), (30, "n2", 1, 2), (20, "n1", 0, 2), (20, "n2", 1, 2)]
     hosts = Hosts()
     chosen(run, facts([10, 20, 30], [10, 20, 30], shared=False), hosts)
@@ -292,7 +292,8 @@ def test_one_that_hosts_see_to_be_short_is_named_as_well(tmp_path: Path) -> None
     run, hosts = recorded(tmp_path, 10, 20), Hosts()
     start = chosen(run, facts([10], [10], damaged={"20": "optimizer.pt is 3 of 7 bytes"}), hosts)
     assert (start.step, {step for step, *_ in hosts.read}) == (10, {10})
-    assert [(d.field, d.why) for d in start.said] == [("checkpoint-20", "optimizer.pt is 3 of 7 bytes on n1")]
+    why = "optimizer.pt is 3 of 7 bytes on n1"
+    assert [(d.field, d.why) for d in start.notes] == [("checkpoint-20", why)]
     with pytest.raises(UsageError, match="cannot go on: checkpoint-20"):
         chosen(run, facts([], damaged={"20": "optimizer.pt is 3 of 7 bytes"}), hosts)
 
@@ -330,11 +331,11 @@ def test_a_newer_one_that_no_host_shows_is_passed_over_and_named(tmp_path: Path)
     run = recorded(tmp_path, 10, 20, 30, 40)
     start = chosen(run, facts([20], damaged={"30": "it is short"}), Hosts())
     assert start.step == 20
-    assert [each.field for each in start.said] == ["checkpoint-30", "checkpoint-40"]
-    assert chosen(run, facts([20]), Hosts(), WantedCheckpoint(step=20)).said == ()
+    assert [each.field for each in start.notes] == ["checkpoint-30", "checkpoint-40"]
+    assert chosen(run, facts([20]), Hosts(), WantedCheckpoint(step=20)).notes == ()
     (tmp_path / "new").mkdir()
     again = recorded(tmp_path / "new", 10, 20, 30, resumed=20)  # which gave up what came later
-    assert chosen(again, facts([20]), Hosts()).said == ()
+    assert chosen(again, facts([20]), Hosts()).notes == ()
 
 
 def test_a_step_that_is_asked_for(tmp_path: Path) -> None:
@@ -350,7 +351,7 @@ def test_a_step_that_is_asked_for(tmp_path: Path) -> None:
 def test_one_that_failed_to_load_is_passed_over(tmp_path: Path) -> None:
     run = recorded(tmp_path, 10, 20)
     start = chosen(run, facts([10, 20]), Hosts(), WantedCheckpoint(avoid={20: "rank 0: invalid header"}))
-    assert (start.step, start.said[0].why) == (10, "rank 0: invalid header")
+    assert (start.step, start.notes[0].why) == (10, "rank 0: invalid header")
 
 
 def test_what_an_abandoned_attempt_left_is_not_gone_on_from(tmp_path: Path) -> None:
@@ -358,7 +359,7 @@ def test_what_an_abandoned_attempt_left_is_not_gone_on_from(tmp_path: Path) -> N
     run = recorded(tmp_path, 10, 20, 30, resumed=10)
     start = chosen(run, facts([10, 20, 30]), Hosts())
     assert start.step == 10
-    assert all("did not go on from" in decision.why for decision in start.said)
+    assert all("did not go on from" in decision.why for decision in start.notes)
     assert chosen(run, facts([10, 20, 30]), Hosts(), WantedCheckpoint(step=30)).step == 30
 
 

@@ -15,7 +15,7 @@ import pytest
 from muster.core.errors import DataError
 from muster.core.recipe import recipe_from
 from muster.inputs.read import check_data, read_inputs
-from muster.workloads.image_classification.batches import ImageBatches, LabelledPixels
+from muster.workloads.image_classification.batches import ImageBatches
 from muster.workloads.image_classification.files import (
     find_images,
     image_column,
@@ -176,7 +176,7 @@ def test_cifars_own_pickles(tmp_path: Path) -> None:
         assert isinstance(found, ImageBatches) and found.names == ("cat", "dog")
         assert [file.name for file in found.train] == ["data_batch_1", "data_batch_2"]
         assert [file.name for file in found.held_out] == ["test_batch"]
-        assert found.read(folder / "test_batch") == LabelledPixels((0, 1), stored[b"data"].tobytes())
+        assert found.read(folder / "test_batch") == ((0, 1), stored[b"data"].tobytes())
         check_data(recipe(path), here=True)
         assert recipe(path).classes() == 2 and "test_batch" in recipe(path).describe_data(path)
 
@@ -235,7 +235,7 @@ def test_batches_that_are_written_anew(protocol: int, writable: bool, tmp_path: 
     file.write_bytes(pickle.dumps({b"labels": [0, 1], b"data": pixels}, protocol))
     found = find_images(folder)
     assert isinstance(found, ImageBatches)
-    assert found.read(file) == LabelledPixels((0, 1), pixels.tobytes())
+    assert found.read(file) == ((0, 1), pixels.tobytes())
     for other in (numpy.asfortranarray(pixels), pixels.astype("u2")):
         file.write_bytes(pickle.dumps({b"labels": [0, 1], b"data": other}, protocol))
         assert "no labels with an array" in refused(folder).what

@@ -30,12 +30,12 @@ from muster.reports.pipeline import Step, render_pipeline
 from muster.reports.rundata import RunData
 from muster.runs import pipeline as loop
 from muster.runs.listing import stop
-from muster.runs.pipeline import StepResume, read_pipeline, read_steps, resume_pipeline, run_pipeline
+from muster.runs.pipeline import read_pipeline, read_steps, resume_pipeline, run_pipeline
 from muster.runs.requirements import check_sharing
 from muster.store.atomic import write_json, write_text
 from muster.store.queries import runs_table
 from muster.store.runfolder import PipelineFolder, RunFolder, find_any, find_run, list_folders
-from tests.unit.benches import inputs_of, made, on, player, suite_of, well
+from tests.unit.benches import inputs_of, made, player, suite_of, well
 
 CHAIN = [
     {"name": "rl", "recipe": "demo", "after": ["sft", "reward"]},
@@ -321,7 +321,7 @@ def test_steps_follow_each_other(played: Played, folder: PipelineFolder) -> None
     assert folder.read_result() == result
     assert "The pipeline succeeded: 3 of 3 steps" in folder.report.read_text()
     with pytest.raises(RunFolderError, match="nothing to resume"):
-        resume_pipeline(folder, StepResume())
+        resume_pipeline(folder)
     with pytest.raises(RunFolderError, match="already there"):
         begin(folder)
 
@@ -333,7 +333,7 @@ def test_a_step_that_fails_ends_it_and_is_gone_on_with(played: Played, folder: P
     assert result.failure is not None and result.failure.where == "step reward: rank 0"
     assert result.failure.hint == "less; `muster resume chain` goes on from the checkpoint of step 20"
     assert [each.status for each in result.pipeline] == ["succeeded", "failed", "not begun"]
-    again = resume_pipeline(folder, StepResume())
+    again = resume_pipeline(folder)
     assert (again.status, again.attempt, played.resumed) == ("succeeded", 2, ["reward"])
     assert list(played.models) == ["sft", "reward", "rl"]  # sft was not trained again
     assert (folder.path / "result.attempt1.json").exists()
@@ -352,10 +352,10 @@ def test_it_was_killed(played: Played, folder: PipelineFolder) -> None:
         begin(folder)
     assert folder.state() == "interrupted" and not folder.result.exists()
     assert [each.status for each in loop.so_far(folder).pipeline] == ["succeeded", "not begun", "not begun"]
-    assert resume_pipeline(folder, StepResume()).status == "succeeded"
+    assert resume_pipeline(folder).status == "succeeded"
     assert played.resumed == []
     folder.result.unlink()
-    assert resume_pipeline(folder, StepResume()).status == "succeeded"
+    assert resume_pipeline(folder).status == "succeeded"
 
 
 def test_nothing_is_left_where_nothing_began(
@@ -385,16 +385,16 @@ def test_an_error_before_a_later_step_is_that_steps(
     result = begin(folder)
     assert result.status == "failed" and result.failure is not None and result.failure.usage
     assert result.failure.hint == "find it; `muster resume chain` goes on with this step"
-    stopped = resume_pipeline(folder, StepResume())
+    stopped = resume_pipeline(folder)
     assert stopped.status == "stopped" and stopped.failure is not None
     assert "Ctrl-C" in stopped.failure.what
-    assert resume_pipeline(folder, StepResume()).status == "succeeded"
+    assert resume_pipeline(folder).status == "succeeded"
 
 
 def test_stopped_between_two_steps(played: Played, folder: PipelineFolder) -> None:
     def asked(run: RunFolder) -> str:
         assert run.stop_asked() is False
-        assert stop(folder, patience=0).result is None
+        assert stop(folder, patience=0) is None
         assert run.stop_asked()
         return "succeeded"
 
@@ -414,7 +414,7 @@ def test_a_model_that_was_lost_since(played: Played, folder: PipelineFolder) -> 
     for file in model.iterdir():
         file.unlink()
     model.rmdir()
-    result = resume_pipeline(folder, StepResume())
+    result = resume_pipeline(folder)
     assert result.failure is not None and "the trained model is damaged: it is not there" in str(
         result.failure.what
     )
@@ -422,7 +422,7 @@ def test_a_model_that_was_lost_since(played: Played, folder: PipelineFolder) -> 
     for path in sorted(folder.step("sft").path.rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
     folder.step("sft").path.rmdir()
-    again = resume_pipeline(folder, StepResume())
+    again = resume_pipeline(folder)
     assert again.status == "succeeded"
     assert "reward started from an earlier model of sft, which was trained again" in again.notes
 
@@ -431,7 +431,7 @@ def test_going_on_on_other_hosts(played: Played, folder: PipelineFolder) -> None
     """They are the later steps' as well, also when it is resumed once more."""
     played.bad["reward"] = fails
     begin(folder)
-    resume_pipeline(folder, StepResume(hosts="local:2x1", leave=["local0"]))
+    resume_pipeline(folder, hosts="local:2x1", leave=["local0"])
     assert [each["name"] for each in folder.read_json(folder.hosts)["hosts"]] == ["local1"]
 
 
@@ -449,7 +449,7 @@ def test_what_is_secret_is_not_in_its_files(
     assert "hush-hush" not in folder.pipeline.read_text()
     kept = list((folder.path.parents[1] / "state").rglob("*.json"))
     assert len(kept) == 3
-    resume_pipeline(folder, StepResume())
+    resume_pipeline(folder)
     assert seen and not [file for file in kept if file.exists()]
 
 
@@ -514,7 +514,7 @@ def test_its_model_is_that_of_its_last_step(played: Played, folder: PipelineFold
     recipe = load_recipe("demo", ["model.name=chain", "model.init=pretrained"])
     assert folder.trained == folder.step("sft")
     assert absolute(recipe).model.name == str(folder.step("sft").model)
-    resume_pipeline(folder, StepResume())
+    resume_pipeline(folder)
     assert find_any("last").trained == folder.step("rl")
     for name, taken in (("chain", "rl"), ("last", "rl"), ("chain/reward", "reward")):
         recipe = load_recipe("demo", [f"model.name={name}", "model.init=pretrained"])
@@ -583,7 +583,8 @@ def test_a_suites_jobs_start_from_the_models_of_those_before(tmp_path: Path) -> 
 
     jobs = ({"name": "more", "after": "begin"}, {"name": "begin"})
     shell, folder = player(tmp_path / "diary", plays), BenchFolder(tmp_path / "bench", mark="")
-    found = bench(inputs_of(tmp_path, "local:2x1", *jobs, groups=[1]), folder, on(shell))
+    shell.use()
+    found = bench(inputs_of(tmp_path, "local:2x1", *jobs, groups=[1]), folder)
     taken = {
         Path(argv[argv.index("--output") + 1]).name: argv[argv.index("--json") + 1 :]
         for argv in shell.started
@@ -608,7 +609,8 @@ def test_a_model_that_is_no_longer_whole_starts_no_job(
     monkeypatch.setattr("muster.benches.bench.check_model", damaged)
     jobs = ({"name": "more", "after": "begin"}, {"name": "begin"})
     shell, folder = player(tmp_path / "diary", well), BenchFolder(tmp_path / "bench", mark="")
-    found = bench(inputs_of(tmp_path, "local:1x1", *jobs, groups=[1]), folder, on(shell))
+    shell.use()
+    found = bench(inputs_of(tmp_path, "local:1x1", *jobs, groups=[1]), folder)
     assert [job.job for job in found.jobs] == ["begin-1x-001"] and len(shell.started) == 1
     assert "more-1x-001 could not be started" in found.notes[0] and "config.json is gone" in found.notes[0]
     assert not found.complete

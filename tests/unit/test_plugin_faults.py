@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from muster.checks.base import Level
-from muster.checks.check import WantedChecks, all_checks, check
+from muster.checks.check import all_checks, check
 from muster.checks.registry import families
 from muster.core import registry
 from muster.core.errors import BrokenPluginError, DataError, PluginWarning, UsageError
@@ -98,7 +98,7 @@ def test_a_check_of_a_built_in_ones_name_is_left_out(offer: Offer) -> None:
     new = [each.name for each in after if own.get(each.name) != each]
     assert new == ["their.one"] and len(after) == len(own) + 1
     assert len(said) == 2 and all("their-pack" in line for line in said)
-    results = check(read_inventory("local:1"), Recipe(), WantedChecks(group=False)).hosts[0].checks
+    results = check(read_inventory("local:1"), Recipe(), group=False).hosts[0].checks
     assert [each.level for each in results if each.check == "their.one"] == ["pass"]
     assert len([each for each in results if each.check == "disk.space"]) == 1
     assert not [each for each in results if "KeyError" in each.evidence]
@@ -118,7 +118,7 @@ def test_a_check_of_a_built_in_ones_name_is_left_out(offer: Offer) -> None:
 )
 def test_a_judge_that_breaks_its_contract_judges_nobody(judge: str, offer: Offer) -> None:
     offer("muster.checks", {"__init__.py": CHECK.format(checks="Check('their.one', 'a', 'b'),", judge=judge)})
-    found = check(read_inventory("local:1"), Recipe(), WantedChecks(group=False))
+    found = check(read_inventory("local:1"), Recipe(), group=False)
     theirs = [each for each in found.hosts[0].checks if each.check == "their.one"]
     assert [each.level for each in theirs] == [Level.UNKNOWN.value]
     assert "their-pack" in theirs[0].evidence and "__init__.py" in theirs[0].evidence

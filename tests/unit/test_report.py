@@ -186,7 +186,7 @@ def a_run(*, ranks=2, windows=4, hosts=("a", "b"), **changes) -> RunData:
     data = RunData(
         id="r1",
         state=State.SUCCEEDED,
-        figures=a_result(world_size=ranks),
+        result=a_result(world_size=ranks),
         folded=folder,
         recipe="workload: text2sql\n",
         plan={"decisions": [{"field": "batch.global", "value": 32, "why": "16 x 1 x 2 ranks = 32"}]},
@@ -221,7 +221,7 @@ def test_hostile_text_is_only_text():
             id=HOSTILE,
             hosts=(HOSTILE, "b"),
             state=State.FAILED,
-            figures=a_result(
+            result=a_result(
                 status=State.FAILED,
                 failure=failure,
                 model=HOSTILE,
@@ -259,7 +259,7 @@ def test_failed_before_the_first_step():
         quality=None,
         memory=Memory(),
     )
-    page = check(a_run(windows=0, hosts=(), state=State.FAILED, figures=early, predictions=()))
+    page = check(a_run(windows=0, hosts=(), state=State.FAILED, result=early, predictions=()))
     for told in ("Failed: no such file", "train.jsonl:3", "look there"):
         assert told in page.words
     told, _, folded = page.words.partition("How to read this")[0].partition("Not measured (")
@@ -291,8 +291,8 @@ def test_a_failed_run_shows_its_log(tmp_path):
 @pytest.mark.parametrize("state", State, ids=str)
 @pytest.mark.parametrize("failure", [None, Failure(what="stopped by `muster stop`")])
 def test_every_state(state, failure):
-    assert check(a_run(state=state, figures=a_result(failure=failure)))
-    assert check(a_run(state=state, figures=None))
+    assert check(a_run(state=state, result=a_result(failure=failure)))
+    assert check(a_run(state=state, result=None))
 
 
 def test_gaps_and_values_that_are_no_numbers():
@@ -310,7 +310,7 @@ def test_gaps_and_values_that_are_no_numbers():
     stream += [a_window(40, rank, seconds=math.nan) for rank in (0, 1)]
     stream += [events.Hardware(time=math.nan, host="a", cpu_percent=3.0, memory_used=None)]
     folder, _, _ = read_stream(stream)
-    page = check(a_run(folded=folder, figures=a_result(loss_final=math.nan)))
+    page = check(a_run(folded=folder, result=a_result(loss_final=math.nan)))
     assert "1 window of 4 without a rank's figures" in page.words
     assert "nan" not in page.words.lower().replace("unannounced", "")
 
@@ -318,7 +318,7 @@ def test_gaps_and_values_that_are_no_numbers():
 def test_512_ranks_and_many_events_stay_small():
     hosts = [f"node{index:02d}" for index in range(64)]
     many = [a_host(host, list(range(8 * i, 8 * i + 8))) for i, host in enumerate(hosts)]
-    data = a_run(ranks=512, windows=50, hosts=hosts, figures=a_result(world_size=512, hosts=many))
+    data = a_run(ranks=512, windows=50, hosts=hosts, result=a_result(world_size=512, hosts=many))
     html = render(data)
     assert len(html) < 400_000
     page = check(data)
@@ -374,11 +374,11 @@ def test_predictions_show_every_kind_and_count_all():
     ]
     shown, counts = answers.choose(predictions)
     assert len(shown) == answers.SHOWN
-    assert {each.kind.key: each.total for each in counts} == {
+    assert {kind.key: total for kind, total, _ in counts} == {
         "odd": 1, "empty": 1, "rows": 200, "same": 300, "exact": 500
     }  # fmt: skip
-    assert all(each.shown for each in counts)
-    order = [each.kind.right for each in shown]
+    assert all(some for _, _, some in counts)
+    order = [kind.right for _, kind, _, _ in shown]
     assert order == sorted(order)
     assert len(answers.choose(predictions[:3])[0]) == 3 and answers.choose([]) == ([], [])
     assert "1,002 in total, 50 shown" in check(a_run(predictions=tuple(predictions))).words
@@ -441,15 +441,15 @@ def test_a_command_of_an_earlier_versions_folder_is_masked():
 
 def test_versions_that_differ_have_a_column():
     hosts = [a_host("a", [0]), a_host("b", [1], versions={"torch": "2.9.0"})]
-    table = tables.host_table(a_run(figures=a_result(hosts=hosts)))
-    assert table.columns[-1] == "torch" and [row[-1] for row in table.rows] == ["2.8.0", "2.9.0"]
+    table = tables.host_table(a_run(result=a_result(hosts=hosts)))
+    assert table["columns"][-1] == "torch" and [row[-1] for row in table["rows"]] == ["2.8.0", "2.9.0"]
 
 
 def test_hosts_that_are_one_machine_are_named():
     hosts = [a_host("local0", [0], hostname="vm"), a_host("local1", [1], hostname="vm")]
     assert any(
         "the same machine (vm)" in note
-        for note in tables.host_table(a_run(figures=a_result(hosts=hosts))).notes
+        for note in tables.host_table(a_run(result=a_result(hosts=hosts)))["notes"]
     )
 
 
@@ -494,7 +494,7 @@ def write_run(path, *, result=True) -> RunFolder:
 
 def test_a_finished_folder(tmp_path):
     data = gather(write_run(tmp_path / "run"))
-    assert data.state == "succeeded" and data.figures == a_result()
+    assert data.state == "succeeded" and data.result == a_result()
     assert [each.predicted for each in data.predictions] == ["p\u2028"] and data.unreadable == 2
     assert "2 lines of predictions.jsonl could not be read" in check(data).words
 
@@ -508,7 +508,7 @@ def test_what_failed_after_the_start_ends_with_1(tmp_path):
 
 def test_an_unfinished_folder_shows_what_its_events_say(tmp_path):
     data = gather(write_run(tmp_path / "run", result=False))
-    assert data.state == "interrupted" and data.figures is not None and data.figures.steps == 30
+    assert data.state == "interrupted" and data.result is not None and data.result.steps == 30
     page = check(data)
     assert "The run was interrupted after 30 optimizer steps" in page.words
     assert "160.0 samples/s" in page.words and "1 in total, 1 shown" in page.words
@@ -518,7 +518,7 @@ def test_an_empty_folder(tmp_path):
     run = RunFolder(tmp_path / "run")
     run.create()
     data = gather(run)
-    assert data.folded == EventFold() and data.figures is None
+    assert data.folded == EventFold() and data.result is None
     check(data)
 
 
@@ -538,7 +538,7 @@ def test_attention_logits_have_two_pictures():
                 seconds=0.1,
             )
         seen = AttentionExtremes(largest=None, smallest=None, windows=2, seconds=0.2, share=0.014)
-        return replace(data, figures=data.figures.model_copy(update={"attention": seen}))
+        return replace(data, result=data.result.model_copy(update={"attention": seen}))
 
     words = check(watched(3)).words
     assert "Largest attention logit of each layer" in words and "Smallest attention logit" in words

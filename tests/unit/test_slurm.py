@@ -90,7 +90,7 @@ def test_a_submitted_run_is_found_shown_and_cancelled(
     pending = answering(squeue=(0, "PENDING|Resources|\n", ""), scancel=(0, "", ""))
     about = whereabouts(run)
     assert (about.job, about.state, about.reason, about.over) == ("17", "PENDING", "Resources", False)
-    assert stop(run).cancelled
+    assert stop(run) == "cancelled"
     assert pending.started[-1] == ["scancel", "--clusters=cluster", "17"]
     assert run.state() == "cancelled"
 

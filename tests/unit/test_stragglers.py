@@ -169,7 +169,7 @@ def test_one_that_is_missed_now_and_then_is_not_over(monkeypatch: pytest.MonkeyP
     number = itertools.count()
     monkeypatch.setattr(stragglers, "slow_hosts", lambda moments: found if next(number) % 6 < 2 else [])
     watch.waits = True
-    watch.own[WINDOWS].told = {n: {"a": [0.1], "b": [0.2], "c": [0.1]} for n in range(FEWEST)}
+    watch.own[WINDOWS].shares = {n: {"a": [0.1], "b": [0.2], "c": [0.1]} for n in range(FEWEST)}
     (only,) = [pace for _ in range(40) if (pace := watch._changed()) is not None]
     assert [(each.kind, each.last_step) for each in only.stragglers] == [("computation", None)]
 

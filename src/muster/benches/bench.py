@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,8 @@ from muster.benches.judge import records_of, stored_of, table_of
 from muster.benches.logs import logs_of, observed
 from muster.benches.schedule import Task, possible, rounds, startable, warmed, warmed_again, wave_tasks
 from muster.benches.suite import Entry
-from muster.checks.check import WantedChecks
 from muster.checks.check import check as inspect
 from muster.checks.inspection import Inspection, lately_left_out
-from muster.checks.survey import Progress
 from muster.core.errors import JobError, MusterError, UsageError
 from muster.core.inventory import Host
 from muster.core.recipe import Recipe
@@ -76,6 +74,12 @@ class BenchWatcher:
 
     def turn(self, children: Sequence[Child], tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> None:
         """Take notice of the state, a few times a second."""
+
+    def announce(self, text: str) -> None:
+        """Take notice of what comes next."""
+
+    def progress(self, done: int, total: int, unreached: int) -> None:
+        """Take notice of how many hosts have answered the inspection."""
 
 
 Grown = Callable[[Mapping[str, JobRecord], Collection[str]], list[Task]]
@@ -338,7 +342,7 @@ def _outputs(folder: BenchFolder) -> list[RunFolder]:
 
 def _stopped(run: RunFolder, task: Task) -> None:
     try:
-        ended = stop(run, patience=60).result
+        ended = stop(run, patience=60)
     except MusterError:  # its controller is gone in this moment
         ended = None
     limit = time.monotonic() + 15
@@ -483,45 +487,48 @@ def all_alike(records: Iterable[JobRecord], wave: int) -> str | None:
     return first if len(ways) == 1 else None
 
 
-@dataclass
-class BenchIO:
-    """The surroundings of a bench; tests give their own."""
-
-    spectator: BenchWatcher = field(default_factory=BenchWatcher)
-    announce: Callable[[str], None] = lambda text: None
-    progress: Progress = lambda done, total, unreached: None
-    baseline: Path | None = None  # what an earlier bench, or muster judge --json, found normal
-    minutes: float = math.inf  # the time given
+IGNORED = BenchWatcher()
 
 
-def bench(inputs: BenchInputs, folder: BenchFolder, around: BenchIO | None = None) -> Bench:
+def bench(
+    inputs: BenchInputs,
+    folder: BenchFolder,
+    watcher: BenchWatcher = IGNORED,
+    *,
+    baseline: Path | None = None,
+    minutes: float = math.inf,
+) -> Bench:
     """Run a suite to its end, or until Ctrl-C. The results are also in the folder.
 
+    `baseline`: what an earlier bench, or `muster judge --json`, found normal; `minutes`: the time given.
     Raises UsageError (nothing was started then) and JobError.
     """
-    around = around or BenchIO()
-    stored = load_baselines(around.baseline) if around.baseline else {}
+    stored = load_baselines(baseline) if baseline else {}
     if "," in str(folder.path):
         raise UsageError("a comma in it would divide hosts", where=str(folder.path), hint="another --output")
     folder.create()
     with folder.claim() as claim:
-        _keep_baseline(folder, around.baseline)
+        _keep_baseline(folder, baseline)
         freeze_bench(folder, inputs)
-        return _run(inputs, folder, around, stored, claim)
+        return _run(inputs, folder, watcher, minutes, stored, claim)
 
 
 def continue_bench(
-    folder: BenchFolder, around: BenchIO | None = None, *, at_once: int | None = None
+    folder: BenchFolder,
+    watcher: BenchWatcher = IGNORED,
+    *,
+    at_once: int | None = None,
+    baseline: Path | None = None,
+    minutes: float = math.inf,
 ) -> Bench:
     """Continue an interrupted bench: jobs that are over are not run again. The baseline is the last one
     given. Raises as `bench`."""
-    around = around or BenchIO()
     folder = folder.marked()
     inputs = reread(folder, at_once)
-    stored = stored_of(folder, around.baseline)
+    stored = stored_of(folder, baseline)
     with folder.claim() as claim:
-        _keep_baseline(folder, around.baseline)
-        return _run(inputs, folder, around, stored, claim)
+        _keep_baseline(folder, baseline)
+        return _run(inputs, folder, watcher, minutes, stored, claim)
 
 
 def _keep_baseline(folder: BenchFolder, baseline: Path | None) -> None:
@@ -543,7 +550,7 @@ def dry_run(inputs: BenchInputs, folder: BenchFolder) -> dict[str, Any]:
         "at_once": inputs.at_once,
         "jobs": [
             {
-                **task.as_dict(),
+                **asdict(task),
                 "command": command(
                     folder.recipe(task.entry),
                     folder.hosts(task.id),
@@ -567,35 +574,33 @@ def dry_run(inputs: BenchInputs, folder: BenchFolder) -> dict[str, Any]:
 def _run(
     inputs: BenchInputs,
     folder: BenchFolder,
-    around: BenchIO,
+    watcher: BenchWatcher,
+    minutes: float,
     stored: Mapping[JobClass, Baseline],
     claim: Claim,
 ) -> Bench:
     """Inspect hosts, where the suite asks for it and it was not done yet; then run the jobs."""
     begun = time.monotonic()
     if inputs.suite.check is not None and not folder.inspection.exists():
-        around.announce(f"inspecting {counted(len(inputs.inventory.hosts), 'host')}")
-        inspection = _inspection(inputs, around, claim)
+        watcher.announce(f"inspecting {counted(len(inputs.inventory.hosts), 'host')}")
+        inspection = _inspection(inputs, watcher, claim)
         usable = [Host(each.name, each.slots) for each in inspection.usable]
         inputs = inputs.on(usable)
         write_schedule(folder, inputs, inspection.left_out)
         folder.write_data(folder.inspection, inspection.model_dump(mode="json"))
     dropped = folder.read_schedule().get("dropped", {})
     for host, why in dropped.items():
-        around.announce(f"{host} takes no part: {why}")
-    growth = Growth(inputs, folder, stored, timed=around.minutes < math.inf)
+        watcher.announce(f"{host} takes no part: {why}")
+    growth = Growth(inputs, folder, stored, timed=minutes < math.inf)
     tasks = list(inputs.schedule.tasks)
     done = records_of(folder, tasks)
     left_out = [] if inputs.suite.check else lately_left_out(inputs.inventory.names, time.time())
     notes = [*left_out, *settle_unfinished(folder, tasks, done)]
     for note in notes:
-        around.announce(note)
+        watcher.announce(note)
     if done:
-        around.announce(f"{len(done)} jobs are over already")
-    jobs = Jobs(
-        folder, inputs, tasks, done, around.spectator, growth.grown, claim, around.minutes,
-        begun=begun,
-    )  # fmt: skip
+        watcher.announce(f"{len(done)} jobs are over already")
+    jobs = Jobs(folder, inputs, tasks, done, watcher, growth.grown, claim, minutes, begun=begun)
     stopped = jobs.run()
     document = fold_bench(
         id=folder.id,
@@ -620,15 +625,17 @@ def _run(
     return document
 
 
-def _inspection(inputs: BenchInputs, around: BenchIO, claim: Claim) -> Inspection:
+def _inspection(inputs: BenchInputs, watcher: BenchWatcher, claim: Claim) -> Inspection:
     def progress(done: int, total: int, unreached: int) -> None:
         claim.touch()
-        around.progress(done, total, unreached)
+        watcher.progress(done, total, unreached)
 
     checks = inputs.suite.check
     assert checks is not None
     recipe = next(
         (each for each in inputs.recipes.values() if each.trains), next(iter(inputs.recipes.values()))
     )
-    wanted = WantedChecks(inputs.name, checks.profile, checks.gpus, checks.group)
-    return inspect(inputs.inventory, recipe, wanted, progress=progress, announce=around.announce)
+    return inspect(
+        inputs.inventory, recipe, named=inputs.name, profile=checks.profile, gpus=checks.gpus,
+        group=checks.group, progress=progress, announce=watcher.announce,
+    )  # fmt: skip

@@ -39,7 +39,7 @@ def explain_bench(bench: BenchFolder) -> Explanation:
     if not failed:
         answer: Answer = "nothing" if bench.controller_alive() is False else "going"
         return Explanation(of=bench.id, answer=answer, says=says, notes=notes)
-    explanations = [_told(bench, record) for record in failed]
+    explanations = [_of_job(bench, record) for record in failed]
     often = Counter(_cause(each) for each in explanations)
     first = max(explanations, key=lambda each: often[_cause(each)])
     ranked = sorted(
@@ -58,7 +58,7 @@ def explain_bench(bench: BenchFolder) -> Explanation:
     )
 
 
-def _told(bench: BenchFolder, record: JobRecord) -> Explanation:
+def _of_job(bench: BenchFolder, record: JobRecord) -> Explanation:
     """Explain a job by its last run; where that has no cause, by what the bench has noted."""
     run = RunFolder(bench.path / record.run)
     explanation = explain_run(run) if run.path.is_dir() else None

@@ -362,7 +362,9 @@ def comparison_of(suite: Suite, recipes: Mapping[str, Recipe], jobs: Sequence[Jo
     }
     paths = sorted({path for each in flat.values() for path in each})
     differ = [path for path in paths if len({flat[name].get(path, "") for name in flat}) > 1]
-    about = [path for path in differ if _within(path, suite.compare)]
+    about = [
+        path for path in differ if any(path == each or path.startswith(f"{each}.") for each in suite.compare)
+    ]
     others = [path for path in differ if path not in about and path.partition(".")[0] not in _APART]
     rows = []
     for entry in suite.jobs:
@@ -429,7 +431,3 @@ def _medians(jobs: Sequence[JobEntry]) -> dict[str, float]:
     """Return the median of every figure that all of these jobs have."""
     names = set.intersection(*(set(job.figures) for job in jobs))
     return {name: statistics.median([job.figures[name] for job in jobs]) for name in sorted(names)}
-
-
-def _within(path: str, about: Sequence[str]) -> bool:
-    return any(path == each or path.startswith(f"{each}.") for each in about)

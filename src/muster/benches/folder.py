@@ -65,7 +65,7 @@ class BenchFolder(LockedFolder):
         """Return the path of a job's record, written when it is over. Absent: it is to run (again)."""
         return self.path / "jobs" / f"{job}.json"
 
-    def said(self, job: str) -> Path:
+    def log(self, job: str) -> Path:
         """Return the path of what `muster train` printed."""
         return self.path / "jobs" / f"{job}.log"
 
@@ -107,8 +107,8 @@ class BenchFolder(LockedFolder):
 
     def open_log(self, job: str) -> IO[bytes]:
         """Open the log of a job for appending what `muster train` prints. Raises JobError."""
-        with self._writing(self.said(job)):
-            return self.said(job).open("ab")
+        with self._writing(self.log(job)):
+            return self.log(job).open("ab")
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:

@@ -6,8 +6,8 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +98,13 @@ def read_bench(
             with in_entry(entry, Path(stand)):
                 checked[entry] = _checked(recipes[entry], standing, inventory, suite)
     check_switches(suite, inventory)
-    made = BenchInputs(name, suite, inventory, checked, _shown(overrides, checked)).on(inventory.hosts)
+    shown = {each for entry in checked.values() for each in entry.env_show}
+    masked = tuple(masked_override(str(each), shown) for each in overrides)
+    made = BenchInputs(name, suite, inventory, checked, masked).on(inventory.hosts)
     if not made.schedule.tasks and not any(suite.of(each).groups == "adaptive" for each in suite.jobs):
         why = "; ".join(made.schedule.notes)
         raise UsageError("no job of the suite can be made of these hosts", where=inventory.source, hint=why)
     return made
-
-
-def _shown(overrides: Iterable[str], recipes: Mapping[str, Recipe]) -> tuple[str, ...]:
-    shown = {name for recipe in recipes.values() for name in recipe.env_show}
-    return tuple(masked_override(str(each), shown) for each in overrides)
 
 
 def _indivisible(entry: str, recipe: Recipe, slots: Sequence[int | None]) -> str | None:
@@ -248,7 +245,7 @@ def write_schedule(
             **inputs.inventory.as_dict(),
             "dropped": dict(dropped),
             "notes": list(inputs.schedule.notes),
-            "jobs": [task.as_dict() for task in inputs.schedule.tasks],
+            "jobs": [asdict(task) for task in inputs.schedule.tasks],
         },
     )
 

@@ -93,15 +93,8 @@ def table_of(document: Bench) -> str:
     """Return a row per job as CSV: first the columns of the benchmark that this one replaces."""
     verdicts = {each.host: each.condition for each in document.hosts}
     extra = sorted({name for job in document.jobs for name in job.figures} - {"samples_per_second", "memory"})
-    more = (
-        "entry",
-        "repeat",
-        "warm_up",
-        "world_size",
-        "misses",
-        "run",
-        *(f"figure.{name}" for name in extra),
-    )
+    more = ["entry", "repeat", "warm_up", "world_size", "misses", "run"]
+    more += [f"figure.{name}" for name in extra]
     return csv_text((*others.COLUMNS, *more), [_row(job, verdicts, extra) for job in document.jobs])
 
 

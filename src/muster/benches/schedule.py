@@ -6,7 +6,8 @@ The one rule that nothing may break: no host is in two jobs at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from muster.benches.suite import Sizes, Suite
@@ -94,13 +95,9 @@ class Task:
         names = ("entry", "hosts", "repeat", "warm_up", "leftover", "wave")
         return {"job": self.id, **{name: getattr(self, name) for name in names}}
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data for schedule.json."""
-        return asdict(self)
-
 
 def read_task(data: dict[str, Any]) -> Task:
-    """Return the task of `as_dict`'s data. Raises KeyError, TypeError or ValueError for other data."""
+    """Return the task of schedule.json's data. Raises KeyError, TypeError or ValueError for other data."""
     lists = {key: tuple(str(each) for each in data[key]) for key in ("hosts", "leftover", "after")}
     return Task(**{**data, **lists})
 
@@ -133,11 +130,11 @@ def make_schedule(
         for size in sizes:
             groups = groups_of(hosts, size, first=held.cover == "first")
             notes += _leftovers(entry.name, size, groups)
-            own += [
-                _task(entry.name, group, number, repeat, held.timeout, held.repeats)
-                for repeat in range(1, held.repeats + 1)
-                for number, group in enumerate(groups, 1)
-            ]
+            for repeat, (number, group) in product(range(1, held.repeats + 1), enumerate(groups, 1)):
+                again = f"-r{repeat}" if held.repeats > 1 else ""
+                identity = f"{entry.name}-{size}x-{number:03d}{again}"
+                leftover = group.leftover
+                own.append(Task(identity, entry.name, group.hosts, held.timeout, repeat, leftover=leftover))
         own, why = possible(own, impossible)
         notes += why
         if entry.after:
@@ -257,12 +254,6 @@ def rounds(tasks: Sequence[Task], at_once: int | None, done: Collection[str] = (
         made.append(now)
         finished |= {task.id for task in now}
     return made
-
-
-def _task(entry: str, group: HostGroup, number: int, repeat: int, timeout: float, repeats: int) -> Task:
-    again = f"-r{repeat}" if repeats > 1 else ""
-    identity = f"{entry}-{len(group.hosts)}x-{number:03d}{again}"
-    return Task(identity, entry, group.hosts, timeout, repeat, leftover=group.leftover)
 
 
 def _leftovers(entry: str, size: int, groups: Sequence[HostGroup]) -> list[str]:

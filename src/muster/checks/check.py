@@ -6,7 +6,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,6 @@ from muster.store.atomic import write_json
 PROBING = 15.0  # seconds that all probes of a round have together
 
 
-@dataclass(frozen=True)
-class WantedChecks:
-    """What a user asks of an inspection, besides hosts and settings."""
-
-    recipe: str | None = None  # the name of the one that was given; without one, judges look at none
-    profile: str | None = None
-    gpus: int | None = None  # expected on each host; 0: none; None: found out
-    group: bool = True  # also let ranks on the fit hosts work together
-
-
 def settings_of(recipe: str, overrides: list[str]) -> Recipe:
     """Return the recipe, or the defaults where there is no file. Raises RecipeError."""
     if recipe:
@@ -58,40 +48,44 @@ def all_checks() -> tuple[Check, ...]:
 def check(
     inventory: Inventory,
     recipe: Recipe,
-    wanted: WantedChecks | None = None,
     *,
+    named: str | None = None,
+    profile: str | None = None,
+    gpus: int | None = None,
+    group: bool = True,
     progress: Progress = lambda done, total, unreached: None,
     announce: Callable[[str], None] = lambda text: None,
 ) -> Inspection:
     """Ask every host, judge the answers, and fold the findings.
 
-    Raises UsageError for bad input, and JobError where nothing can be started here, or after Ctrl-C.
+    `named`: the recipe that was given, without which judges look at none; `gpus`: expected on each host,
+    None: found out; `group`: let ranks on the fit hosts work together as well. Raises UsageError for bad
+    input, and JobError where nothing can be started here, or after Ctrl-C.
     """
     begun = time.monotonic()
-    wanted = wanted or WantedChecks()
     job = prepare_job(recipe, inventory)
-    if wanted.gpus:  # a host without slots has one per expected GPU
-        hosts = tuple(replace(host, slots=host.slots or wanted.gpus) for host in job.inventory.hosts)
+    if gpus:  # a host without slots has one per expected GPU
+        hosts = tuple(replace(host, slots=host.slots or gpus) for host in job.inventory.hosts)
         job = replace(job, inventory=replace(job.inventory, hosts=hosts))
     kinds = families()
-    profile = load_profile(wanted.profile, all_checks())
+    chosen = load_profile(profile, all_checks())
     answers = _ask(job, kinds, progress)
-    context = _context(job, profile, wanted, answers)
-    findings = without(judge(kinds, answers, context), profile.skipped)
+    context = _context(job, chosen, answers, gpus=gpus, named=named is not None)
+    findings = without(judge(kinds, answers, context), chosen.skipped)
     measured: dict[str, Any] | None = None
-    if wanted.group:
+    if group:
         bad = {each.host for each in findings if each.level is Level.FAIL}
         bad |= {host for host, one in answers.items() if isinstance(one, UnreachableHost)}
         hosts = tuple(host for host in job.inventory.hosts if host.label not in bad)
         fit = replace(job, inventory=replace(job.inventory, hosts=hosts))
         measured, more = together(fit, kinds, answers, context, announce)
-        findings += without(more, profile.skipped)
+        findings += without(more, chosen.skipped)
     result = inspection(job.inventory, answers, findings, {each.name: each.why for each in all_checks()})
     return result.model_copy(
         update={
             "launcher": job.launcher_name,
-            "profile": profile.name,
-            "recipe": wanted.recipe,
+            "profile": chosen.name,
+            "recipe": named,
             "ended": time.time(),
             "seconds": time.monotonic() - begun,
             "group": measured,
@@ -169,15 +163,20 @@ def _folders(job: Inputs) -> dict[str, str]:
 
 
 def _context(
-    job: Inputs, profile: Profile, wanted: WantedChecks, answers: Mapping[str, HostAnswers | UnreachableHost]
+    job: Inputs,
+    profile: Profile,
+    answers: Mapping[str, HostAnswers | UnreachableHost],
+    *,
+    gpus: int | None,
+    named: bool,
 ) -> Context:
     return Context(
         expects=profile.expects,
         slots={host.label: host.slots for host in job.inventory.hosts},
         world_size=_world_size(job.inventory.hosts),
-        gpus_expected=None if wanted.gpus is None else wanted.gpus > 0,
+        gpus_expected=None if gpus is None else gpus > 0,
         transport={host: one.transport for host, one in answers.items() if isinstance(one, HostAnswers)},
-        recipe=job.recipe.as_dict() if wanted.recipe else {},
+        recipe=job.recipe.as_dict() if named else {},
         launcher=job.launcher_name,
         one_machine=job.launcher.ONE_MACHINE,
     )
@@ -299,7 +298,7 @@ def _frame(by_host: Replies) -> list[Finding]:
     for host, one in by_host.items():
         if isinstance(one, UnreachableHost):
             problem = f"unreachable ({one.stage.value}): {one.problem}"
-            findings.append(Finding(REACHED.name, host, Level.FAIL, problem, one.said, one.remedy))
+            findings.append(Finding(REACHED.name, host, Level.FAIL, problem, one.evidence, one.remedy))
             continue
         seen = f"{one.transport.seconds:.2f} s until the first answer of Python {one.transport.python}"
         findings.append(Finding(REACHED.name, host, Level.PASS, evidence=seen))

@@ -117,7 +117,7 @@ class _Session(Connection):
         self.since = time.monotonic()
         self.state = _State.CONNECTING
         self.python: str | None = None
-        self.said = 0.0  # the host's clock in its first words, ours when they came, ours when we answered
+        self.stamp = 0.0  # the host's clock in its first words, ours when they came, ours when we answered
         self.spoke = 0.0
         self.sent = 0.0
         self.seconds = 0.0  # until the first words came
@@ -217,7 +217,7 @@ class Inquiry(Loop[_Session]):
         session.spoke = time.time()
         session.seconds = time.monotonic() - session.since
         session.python = str(hello.get("python"))
-        session.said = _number(hello.get("time"), session.spoke)
+        session.stamp = _number(hello.get("time"), session.spoke)
         session.state = _State.PROBING
         session.send(self.questions.program(str(hello.get("magic"))))
         session.sent = time.time()
@@ -243,7 +243,7 @@ class Inquiry(Loop[_Session]):
             session.state = _State.MET
             return
         arrival = _number(message.get("heard"), session.sent)
-        offset, error = clock(session.said, session.spoke, session.sent, arrival)
+        offset, error = clock(session.stamp, session.spoke, session.sent, arrival)
         noise = tuple(session.noise)
         transport = Transport(session.seconds, noise, offset, error, session.python)
         answers = well_formed(message.get("answers"), self.questions.first)
@@ -321,7 +321,7 @@ class Inquiry(Loop[_Session]):
             self.results[session.place.host] = explain(
                 ConnectionEnd(
                     code=None if session.impatient else session.process.poll(),
-                    said=tuple(session.complaints),
+                    errors=tuple(session.complaints),
                     printed=tuple(session.noise),
                     python=session.python,
                     seconds=time.monotonic() - session.since,

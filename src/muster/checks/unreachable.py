@@ -32,7 +32,7 @@ class UnreachableHost:
 
     stage: Stage
     problem: str  # the same words for every host with this trouble
-    said: str  # the line that tells, as it came
+    evidence: str  # the line that tells, as it came
     remedy: str
     failure: str | None = None  # its id in the table of failures
 
@@ -42,7 +42,7 @@ class ConnectionEnd:
     """How a connection without an answer ended."""
 
     code: int | None  # the client's exit code; None: it was ended here, out of patience
-    said: Sequence[str] = ()  # lines on its standard error
+    errors: Sequence[str] = ()  # lines on its standard error
     printed: Sequence[str] = ()  # lines on standard output that were not the probe's
     python: str | None = None  # version of the interpreter, where it came so far
     seconds: float = 0.0
@@ -58,7 +58,7 @@ _HARMLESS = ("Warning: Permanently added", "debug1:", "** WARNING: connection is
 
 def explain(ending: ConnectionEnd) -> UnreachableHost:
     """Return the stage that failed, whose message shows it, and what to do."""
-    lines = [line for line in ending.said if line.strip() and not line.startswith(_HARMLESS)]
+    lines = [line for line in ending.errors if line.strip() and not line.startswith(_HARMLESS)]
     if ending.python is not None:
         return _after_python(ending, lines)
     if ending.code in (255, None) and (match := find_ssh(lines)):

@@ -89,7 +89,10 @@ app = click.version_option(__version__, message="muster %(version)s")(app)
 
 def main(argv: list[str] | None = None) -> None:
     """Run a verb and exit: 0 succeeded, 1 failed, 2 bad input. A user never sees a traceback."""
-    arguments, behind = _divided(sys.argv[1:] if argv is None else argv)
+    arguments, behind = sys.argv[1:] if argv is None else argv, None
+    if arguments[:1] in (["run"], ["bench"]) and "--" in arguments:  # a command of the user's is behind it
+        cut = arguments.index("--")
+        arguments, behind = arguments[:cut], arguments[cut + 1 :]
     wants_json = "--json" in arguments
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 takes less than there is to say
@@ -103,15 +106,6 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader left; Python would complain at exit
         code = 1
     sys.exit(code)
-
-
-def _divided(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """Divide the arguments of `muster run` and `muster bench` into their own and the command behind `--`;
-    None: there is no `--`."""
-    if arguments[:1] not in (["run"], ["bench"]) or "--" not in arguments:
-        return arguments, None
-    cut = arguments.index("--")
-    return arguments[:cut], arguments[cut + 1 :]
 
 
 @contextmanager

@@ -132,13 +132,13 @@ def _say(
 
     streamed = []
 
-    def said(piece: str) -> None:
+    def show(piece: str) -> None:
         streamed.append(piece)
         say(piece, end="")
 
     try:
-        hears = said if sys.stdout.isatty() else None
-        answers = model.ask([question], hears, schema=schema, before=before)
+        stream = show if sys.stdout.isatty() else None
+        answers = model.ask([question], stream, schema=schema, before=before)
     except BaseException:
         if streamed:
             say("")

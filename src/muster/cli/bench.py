@@ -99,8 +99,8 @@ def bench(
     """
     import click
 
-    from muster.benches.bench import BenchIO, continue_bench
     from muster.benches.bench import bench as run_bench
+    from muster.benches.bench import continue_bench
     from muster.benches.bench import dry_run as schedule
     from muster.benches.folder import BenchFolder, new_bench_folder
     from muster.benches.inputs import read_bench
@@ -149,11 +149,10 @@ def bench(
     console = err_console()
     with BenchView(console) as view:
         given = math.inf if minutes is None else minutes
-        around = BenchIO(view, view.announce, view.progress, baseline=baseline, minutes=given)
         if inputs is None:
-            document = continue_bench(folder, around, at_once=at_once)
+            document = continue_bench(folder, view, at_once=at_once, baseline=baseline, minutes=given)
         else:
-            document = run_bench(inputs, folder, around)
+            document = run_bench(inputs, folder, view, baseline=baseline, minutes=given)
     if json:
         print_json(document.model_dump(mode="json"))
     else:

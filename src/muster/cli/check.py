@@ -52,8 +52,8 @@ def check(
     json: Json = False,
 ) -> int:
     """Check hosts: list what is wrong on which host, with evidence and a remedy."""
-    from muster.checks.check import WantedChecks, save_inventory, settings_of
     from muster.checks.check import check as inspect
+    from muster.checks.check import save_inventory, settings_of
     from muster.checks.inspection import remember
     from muster.cli.views.inspection import ProgressLine, print_checks, print_inspection
     from muster.core.inventory import read_inventory
@@ -63,10 +63,13 @@ def check(
         return 0
     hosts, _, changes = split_words(words, given)
     check_output(output)
-    wanted = WantedChecks(recipe or None, profile or None, _gpus(expect_gpus), group)
+    gpus = _gpus(expect_gpus)
     with ProgressLine(err_console()) as line:
         settings = settings_of(recipe, changes)
-        inspection = inspect(read_inventory(hosts), settings, wanted, progress=line, announce=line.announce)
+        inspection = inspect(
+            read_inventory(hosts), settings, named=recipe or None, profile=profile or None, gpus=gpus,
+            group=group, progress=line, announce=line.announce,
+        )  # fmt: skip
     remember(inspection)
     if json:
         print_json(inspection.model_dump(mode="json"))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from muster.cli.options import EXIT_CODES, Json, check_output
-from muster.cli.output import err_console, out_console, print_json
+from muster.cli.output import Interval, err_console, out_console, print_json
 from muster.cli.parameters import Argument, Option
 from muster.core.hostlist import fold_hosts
 from muster.core.units import counted
@@ -118,6 +117,12 @@ def judge(
     from muster.cli.views.benches import print_bench
 
     check_output(output)
+    console, interval = err_console(), Interval(QUIET)
+
+    def progress(done: int, total: int) -> None:
+        if interval.over():
+            console.print(f"[dim]{done} of {total} files read[/dim]")
+
     document = judge_any(
         folder,
         lines=line or [],
@@ -128,7 +133,7 @@ def judge(
         at_least=at_least,
         workload=workload,
         hardware=hardware or [],
-        progress=_Progress(err_console()),
+        progress=progress,
     )
     if json:
         print_json(document.model_dump(mode="json"))
@@ -138,21 +143,8 @@ def judge(
         _print(document, every=every)
     if output is not None:
         save_table(document, output)
-        err_console().print(f"{counted(len(document.jobs), 'job')} written to {output}")
+        console.print(f"{counted(len(document.jobs), 'job')} written to {output}")
     return document.gate
-
-
-class _Progress:
-    """Prints how many files are read, from time to time, where it takes long."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.said = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() - self.said > QUIET:
-            self.said = time.monotonic()
-            self.console.print(f"[dim]{done} of {total} files read[/dim]")
 
 
 def _print(document: Judged, *, every: bool) -> None:

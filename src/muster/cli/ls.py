@@ -94,7 +94,8 @@ def _markdown(rows: list[dict[str, Any]]) -> str:
 
 def _table(rows: list[dict[str, Any]]) -> None:
     """Print as many columns as the terminal has room for. Ids are never cut."""
-    rows = [_with_steps(row) for row in rows]
+    for row in rows:  # what trains no model, or prints no step, counts none
+        row["steps"] = None if row["model"] is None and row["steps"] == 0 else row["steps"]
     written = {name: [_word(row[key], form) for row in rows] for name, (key, form) in _SHOWN.items()}
     names = [name for name, words in written.items() if any(words)]
     widths = {name: max(len(word) for word in (name, *written[name])) for name in names}
@@ -107,12 +108,6 @@ def _table(rows: list[dict[str, Any]]) -> None:
     if len(kept) < len(names):
         left_out = ", ".join(names[len(kept) :])
         say(f"not shown: {left_out} (a wider terminal, or --json)", err=True)
-
-
-def _with_steps(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row without a 0 for what counts no steps: what trains no model, or a command that prints
-    none."""
-    return {**row, "steps": None} if row["model"] is None and row["steps"] == 0 else row
 
 
 def _word(value: Any, form: str) -> str:

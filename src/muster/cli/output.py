@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,22 @@ def out_console(*, soft_wrap: bool = True) -> Console:
 def say(text: object, *, end: str = "\n", err: bool = False) -> None:
     """Print a line without terminal controls."""
     print(clean(str(text)), end=end, file=sys.stderr if err else sys.stdout, flush=True)
+
+
+class Interval:
+    """Lets a line through every so many `seconds` at most: the first one after as long, or `at_once`."""
+
+    def __init__(self, seconds: float, *, at_once: bool = False) -> None:
+        self.seconds = seconds
+        self.began = -math.inf if at_once else time.monotonic()
+
+    def over(self) -> bool:
+        """Return whether it is over; the next one begins then."""
+        now = time.monotonic()
+        if now - self.began <= self.seconds:
+            return False
+        self.began = now
+        return True
 
 
 def say_places(**paths: Path) -> None:

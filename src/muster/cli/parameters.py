@@ -90,8 +90,10 @@ class Verb(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write arguments, then options."""
+        # click 8.2 and later want a context, 8.1 none
+        wanted = (ctx,) if "ctx" in inspect.signature(click.Argument.make_metavar).parameters else ()
         rows = [
-            (param.make_metavar(*_context_if_wanted(ctx)), param.about)
+            (param.make_metavar(*wanted), param.about)
             for param in self.get_params(ctx)
             if isinstance(param, _Argument)
         ]
@@ -99,11 +101,6 @@ class Verb(click.Command):
             with formatter.section("Arguments"):
                 formatter.write_dl(rows)
         super().format_options(ctx, formatter)
-
-
-def _context_if_wanted(ctx: click.Context) -> tuple[click.Context, ...]:
-    """Return the arguments of `make_metavar`: click 8.2 and later want a context, 8.1 none."""
-    return (ctx,) if "ctx" in inspect.signature(click.Argument.make_metavar).parameters else ()
 
 
 class _Argument(click.Argument):

@@ -84,7 +84,7 @@ def plan(
         raise UsageError("is part of --on", where="--link", hint=f"--on {on},{link}")
     if hosts and host_memory:
         raise UsageError("is reported by the hosts themselves", where="--host-memory", hint="leave it out")
-    figures = _told(samples, tokens, price, link, host_memory)
+    figures = _user_figures(samples, tokens, price, link, host_memory)
     if file := find_pipeline(recipe):
         if write is not None:
             raise UsageError("writes one recipe, and this is a pipeline", where="--write")
@@ -131,7 +131,9 @@ def _plan_steps(
     return 1 if any(plan.memory is not None and plan.memory.lacking for plan in plans.values()) else 0
 
 
-def _told(samples: int | None, tokens: str, price: float | None, link: str, host_memory: str) -> UserFigures:
+def _user_figures(
+    samples: int | None, tokens: str, price: float | None, link: str, host_memory: str
+) -> UserFigures:
     from muster.planner.machines import UserFigures
 
     memory = parse_bytes(host_memory) if host_memory else None
@@ -152,16 +154,9 @@ def _calibrate(names: list[str], root: Path, link: str | None, *, as_json: bool)
     from muster.planner.calibrate import calibrate
     from muster.store.runfolder import find_run
 
-    learned = calibrate([find_run(name, root) for name in names], link)
-    calibration = learned.calibration
+    calibration, file, errors = calibrate([find_run(name, root) for name in names], link)
     if as_json:
-        print_json(
-            {
-                "file": str(learned.file),
-                **asdict(calibration),
-                "errors": dict(zip(learned.runs, learned.errors, strict=True)),
-            }
-        )
+        print_json({"file": str(file), **asdict(calibration), "errors": errors})
         return
     console = err_console()
     for name, share in calibration.efficiency.items():
@@ -175,6 +170,6 @@ def _calibrate(names: list[str], root: Path, link: str | None, *, as_json: bool)
         console.print(f"learned     memory of a {name}'s host: {moved / 1e9:,.1f} GB/s")
     for name, spread in calibration.spreads.items():
         console.print(f"learned     hosts of {name} differ by {spread:.1%} of a step (standard deviation)")
-    for run, error in zip(learned.runs, learned.errors, strict=True):
+    for run, error in errors.items():
         console.print(f"            {run}: predicted {error:+.1%} of what was measured")
-    console.print(f"kept in     {learned.file}")
+    console.print(f"kept in     {file}")

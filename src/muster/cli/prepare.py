@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -167,7 +169,8 @@ def _print(done: Provisioned) -> None:
             if report.failure["hint"]:
                 errors.print(f"hint:    {report.failure['hint']}", markup=False)
     if done.use:
-        words = " ".join(map(_quoted, done.use))
+        bare = re.compile(r"launch\.python=~[^ ]*")  # the hosts expand its ~
+        words = " ".join(word if bare.fullmatch(word) else shlex.quote(word) for word in done.use)
         console.print(f"use it   muster train RECIPE --hosts HOSTS {words}", markup=False)
 
 
@@ -196,9 +199,3 @@ def _warm(report: PreparedHost) -> str:
     if report.warm["status"] != "warmed":
         return str(report.warm["status"])
     return f"warmed in {format_seconds(report.warm['seconds'])}"
-
-
-def _quoted(text: str) -> str:
-    import shlex
-
-    return text if text.startswith("launch.python=~") and " " not in text else shlex.quote(text)

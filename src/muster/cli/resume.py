@@ -51,16 +51,16 @@ def resume(
     folder = find_any(run, root)
     if isinstance(folder, PipelineFolder):
         from muster.cli.views.pipelines import finish_pipeline, seeing
-        from muster.runs.pipeline import StepResume, resume_pipeline
+        from muster.runs.pipeline import resume_pipeline
 
         if step is not None:
             hint = f"muster resume {folder.trained.word} --step {step}"
             raise UsageError("is of a run, and this is a pipeline", where="--step", hint=hint)
-        again = StepResume(hosts, leave or (), copy)
-        return finish_pipeline(resume_pipeline(folder, again, seeing=seeing), folder, json)
+        result = resume_pipeline(folder, hosts=hosts, leave=leave or (), copy=copy, seeing=seeing)
+        return finish_pipeline(result, folder, json)
     with ProgressView(err_console()) as view:
         view.now("asking the hosts, and planning")
-        result = run_resume(
+        ended = run_resume(
             folder,
             wanted=WantedCheckpoint(step, copy),
             hosts=hosts,
@@ -68,4 +68,4 @@ def resume(
             watch=view,
             announce=view.announce,
         )
-    return finish(result, folder, json=json)
+    return finish(ended, folder, json=json)

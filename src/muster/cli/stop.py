@@ -28,18 +28,16 @@ def stop(run: Run, root: Root = Path("runs"), json: Json = False) -> int:
             go_on = f"{folder.id}: stopped; go on with {folder.go_on}"
             say(go_on if ended else "asked; the bench has not ended yet")
         return 0 if ended else 1
-    stopped = run_stop(folder)
-    result, cancelled = stopped.result, stopped.cancelled
-    ended = result is not None or cancelled
-    status = State.CANCELLED if cancelled else result.status if result else None
+    status = run_stop(folder)
+    ended = status is not None
     if json:
         print_json({"id": folder.id, "stopped": ended, "status": status})
-    elif cancelled:
+    elif status is State.CANCELLED:
         say(f"{folder.id}: cancelled while it waited for Slurm")
-    elif result is None:
+    elif not ended:
         err_console().print("asked; the controller has not answered yet")
     else:
-        steps = getattr(result, "steps", None)  # a pipeline has none of its own
+        steps = getattr(folder.read_result(), "steps", None)  # a pipeline has none of its own
         at = "" if steps is None else f" at step {steps}"
-        say(f"{folder.id}: {result.status}{at}")
+        say(f"{folder.id}: {status}{at}")
     return 0 if ended else 1

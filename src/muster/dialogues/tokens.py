@@ -30,12 +30,7 @@ PLAIN = (
 )
 
 
-@dataclass(frozen=True)
-class TokenPart:
-    """Tokens of one piece of a sample; `learned`: they are an answer's."""
-
-    tokens: list[int]
-    learned: bool
+TokenPart = tuple[list[int], bool]  # tokens of one piece of a sample, and whether they are an answer's
 
 
 class Templates:
@@ -55,22 +50,20 @@ class Templates:
         if turns[0].role == TEXT:
             tokens = self._tokens(turns[0].text, start=True)
             return tokens or [self.end]
-        return [token for part in self._rendered(turns, None) for token in part.tokens]
+        return [token for tokens, _ in self._rendered(turns, None) for token in tokens]
 
     def answer(self, turns: Sequence[Turn], text: str) -> list[int]:
         """Return an answer's tokens, with its end."""
         if turns[0].role == TEXT:
             return [*self._tokens(text), self.end]
-        return self._rendered(turns, text)[-1].tokens
+        return self._rendered(turns, text)[-1][0]
 
     def parts(self, sample: Dialogue) -> list[TokenPart]:
         """Return a sample's pieces in order. All answers of several turns are learned, unless a turn has
         weight 0."""
         if sample.turns[0].role == TEXT:
-            return [
-                TokenPart(self.prompt(sample.turns), False),
-                TokenPart(self.answer(sample.turns, sample.answer or ""), True),
-            ]
+            answer = self.answer(sample.turns, sample.answer or "")
+            return [(self.prompt(sample.turns), False), (answer, True)]
         return self._rendered(sample.turns, sample.answer or "")
 
     def _rendered(self, turns: Sequence[Turn], answer: str | None) -> list[TokenPart]:
@@ -87,10 +80,10 @@ class Templates:
             before = self._render(messages[:index], ask=True)
             after = self._render(messages[: index + 1], ask=False)
             spoken, rest = self._ended(self._new(before, after))
-            parts += [TokenPart([*over, *self._new(done, before)], False), TokenPart(spoken, learned[index])]
+            parts += [([*over, *self._new(done, before)], False), (spoken, learned[index])]
             done, over = after, rest
         if answer is None:
-            parts.append(TokenPart([*over, *self._new(done, self._render(messages, ask=True))], False))
+            parts.append(([*over, *self._new(done, self._render(messages, ask=True))], False))
         return parts
 
     def _new(self, before: str, after: str) -> list[int]:
@@ -294,14 +287,13 @@ def learned(
     everything."""
 
     def make(sample: Dialogue) -> dict[str, list[int]]:
-        parts = templates.parts(sample)
-        *before, final = parts
-        prompt = fitting.prompt([token for part in before for token in part.tokens], sample.where)
-        (answer,) = fitting.answers(prompt, final.tokens)
+        *before, (final, _) = templates.parts(sample)
+        prompt = fitting.prompt([token for tokens, _ in before for token in tokens], sample.where)
+        (answer,) = fitting.answers(prompt, final)
         labels: list[int] = []
-        for part in before:
-            counts = what == "everything" or (what == "answers" and part.learned)
-            labels += part.tokens if counts else [IGNORED] * len(part.tokens)
+        for tokens, is_answer in before:
+            counts = what == "everything" or (what == "answers" and is_answer)
+            labels += tokens if counts else [IGNORED] * len(tokens)
         return {"input_ids": [*prompt, *answer], "labels": [*labels, *answer]}
 
     rows = usable(samples, make, errors)

@@ -113,7 +113,13 @@ def check_model(recipe: Recipe) -> None:
     elsewhere = {name: key for name, key in recipe.config_keys.items() if name in decided}
     named = "model.name" if recipe.model.name and "model_type" not in own else "model.config.model_type"
     _check_family(recipe, config, named)
-    _check_direction(recipe, config, named)
+    kind = config.get("model_type")
+    if gpt2 in recipe.families and kind in _BOTH_WAYS and not config.get("is_decoder"):
+        raise RecipeError(
+            f"a {kind} sees the tokens that it is to foretell, so that {recipe.workload} teaches it nothing",
+            where=named,
+            hint=f"a decoder, such as {', '.join(next(iter(each.SIZES)) for each in recipe.families)}",
+        )
     _check_output(recipe, config)
     if not recipe.force:
         check_names(config, own)
@@ -227,17 +233,6 @@ _BOTH_WAYS = (
     "megatron-bert", "modernbert", "rembert", "roberta", "roberta-prelayernorm", "roformer", "xlm-roberta",
     "xlm-roberta-xl", "xmod",
 )  # fmt: skip
-
-
-def _check_direction(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
-    """Raise RecipeError for an encoder where each token is to be predicted from those before it."""
-    kind = config.get("model_type")
-    if gpt2 in recipe.families and kind in _BOTH_WAYS and not config.get("is_decoder"):
-        raise RecipeError(
-            f"a {kind} sees the tokens that it is to foretell, so that {recipe.workload} teaches it nothing",
-            where=where,
-            hint=f"a decoder, such as {', '.join(next(iter(each.SIZES)) for each in recipe.families)}",
-        )
 
 
 def _check_output(recipe: Recipe, config: Mapping[str, Any]) -> None:

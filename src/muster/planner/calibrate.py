@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from muster.core.errors import RunFolderError
@@ -34,20 +34,12 @@ from muster.planner.tracing import once, tracer
 from muster.store.runfolder import RunFolder
 
 
-@dataclass(frozen=True)
-class Learned:
-    """What runs taught. `runs`: those that trained; `errors`: of each of them, predicted seconds of a step
-    over measured ones, less one."""
-
-    calibration: Calibration
-    file: Path
-    runs: tuple[str, ...]
-    errors: tuple[float, ...]
-
-
-def calibrate(runs: Sequence[RunFolder], link: str | None = None) -> Learned:
+def calibrate(
+    runs: Sequence[RunFolder], link: str | None = None
+) -> tuple[Calibration, Path, dict[str, float]]:
     """Learn from runs, and store it: from trainings, and from the fabric workload's, which measure a link.
-    `link`: between their hosts, in place of their own facts.
+    Return what was learned, its file, and of each run that trained the predicted seconds of a step over
+    measured ones, less one. `link`: between their hosts, in place of their own facts.
 
     Raises RunFolderError for a run that teaches nothing, UsageError for a link that is not understood.
     """
@@ -73,8 +65,8 @@ def calibrate(runs: Sequence[RunFolder], link: str | None = None) -> Learned:
     _check_shown(cases, calibration)
     learned = learn(measured, calibration)
     _check_sense(cases, learned)
-    saved = save_calibration(learned)
-    return Learned(learned, saved, tuple(run.id for run in trained), tuple(errors(measured, learned)))
+    by_run = zip((run.id for run in trained), errors(measured, learned), strict=True)
+    return learned, save_calibration(learned), dict(by_run)
 
 
 def _check_shown(cases: Mapping[str, StepCase], calibration: Calibration) -> None:

@@ -129,7 +129,9 @@ class WarmJob:
             try:
                 answer = self._answer(process)
             finally:
-                _end(process)
+                if process.poll() is None:  # it stops its ranks by itself
+                    os.kill(process.pid, signal.SIGTERM)
+                    process.communicate()
         if process.wait() != 0:
             raise _failure(host.label, answer)
         return f"warm/{RunFolder(self.folder / name).elsewhere}"
@@ -141,13 +143,6 @@ class WarmJob:
             except subprocess.TimeoutExpired:
                 if why := self.stop():
                     raise JobError(why) from None
-
-
-def _end(process: Process) -> None:
-    """Ask it to end its job, and wait: it stops its ranks by itself."""
-    if process.poll() is None:
-        os.kill(process.pid, signal.SIGTERM)
-        process.communicate()
 
 
 def _failure(host: str, answer: bytes) -> HostError:

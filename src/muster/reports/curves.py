@@ -22,7 +22,7 @@ def charts(data: RunData) -> list[Chart]:
     """Return every chart of a report, in its order."""
     windows = data.folded.ordered_windows()
     clock = clock_of(data)
-    if data.figures and data.figures.command:
+    if data.result and data.result.command:
         return [loss(data), speed(data, windows), *host_charts(data)]
     return [
         loss(data),
@@ -75,23 +75,16 @@ def steps_of(data: RunData) -> tuple[float, float]:
 def loss(data: RunData) -> Chart:
     """Return the training loss, and the held-out loss where it was measured."""
     logs = data.folded.logs
-    series = (
-        ChartSeries("train", tuple((float(step), logs[step].loss) for step in sorted(logs)), "c0"),
-        ChartSeries(
-            "held-out",
-            tuple((float(each.step), each.loss) for each in data.folded.evaluated if each.loss is not None),
-            "c1",
-        ),
-    )
-    return Chart(
-        "Loss",
-        "loss",
-        "step",
-        tuple(each for each in series if each.points),
-        zero=False,
-        span=steps_of(data),
-        nothing="No loss was logged.",
-    )
+    train = tuple((float(step), logs[step].loss) for step in sorted(logs))
+    held = tuple((float(each.step), each.loss) for each in data.folded.evaluated if each.loss is not None)
+    return _course(data, "Loss", "loss", train, held)
+
+
+def _course(data: RunData, title: str, unit: str, train: tuple[Point, ...], held: tuple[Point, ...]) -> Chart:
+    """Return a figure in training and held out, as far as it was measured."""
+    series = (ChartSeries("train", train, "c0"), ChartSeries("held-out", held, "c1"))
+    there = tuple(each for each in series if each.points)
+    return Chart(title, unit, "step", there, zero=False, span=steps_of(data), nothing="No loss was logged.")
 
 
 # Figures of workloads that get a picture, where they were measured.
@@ -102,16 +95,11 @@ def learned(data: RunData) -> list[Chart]:
     """Return the workload's own figures, in training and held out."""
     logs, drawn = data.folded.logs, []
     for name, title in PICTURED.items():
-        points = tuple((float(step), logs[step].figures.get(name)) for step in sorted(logs))
-        held = tuple((float(each.step), each.figures.get(name)) for each in data.folded.evaluated)
-        series = (
-            ChartSeries("train", tuple(each for each in points if each[1] is not None), "c0"),
-            ChartSeries("held-out", tuple(each for each in held if each[1] is not None), "c1"),
-        )
-        if any(each.points for each in series):
-            shown = tuple(each for each in series if each.points)
-            unit, span = name.replace("_", " "), steps_of(data)
-            drawn.append(Chart(title, unit, "step", shown, zero=False, span=span, nothing=""))
+        own = [logs[step] for step in sorted(logs) if name in logs[step].figures]
+        train = tuple((float(each.step), each.figures[name]) for each in own)
+        held = tuple((float(e.step), e.figures[name]) for e in data.folded.evaluated if name in e.figures)
+        if train or held:
+            drawn.append(_course(data, title, name.replace("_", " "), train, held))
     return drawn
 
 
@@ -216,7 +204,7 @@ def step_time(data: RunData, windows: Sequence[Sequence[events.Window]]) -> Char
 def attention(data: RunData) -> list[Chart]:
     """Return the largest and the smallest attention logit of each layer, where the run sampled them."""
     seen = [data.folded.attention[step] for step in sorted(data.folded.attention)]
-    about = data.figures.attention if data.figures else None
+    about = data.result.attention if data.result else None
     cost = f"Recording this took {100 * about.share:.2g} % of the training." if about and about.share else ""
     made = []
     for name, values in (("Largest", "largest"), ("Smallest", "smallest")) if seen else ():

@@ -21,7 +21,8 @@ from muster.store.runfolder import RunFolder
 
 def render(data: RunData) -> str:
     """Return the report of a run as HTML: the same data gives the same text."""
-    result, measured = data.figures, data.figures.fabric if data.figures else None
+    result = data.result
+    measured = result.fabric if result else None
     kind = recipe_class(result.workload if result else None)
     shown, counts = answers.choose(data.predictions, kind.answer_names)
     parts, time_note = tables.time_parts(data)
@@ -42,17 +43,17 @@ def render(data: RunData) -> str:
         unmeasured=unmeasured,
         headline=words.headline(data),
         subject=subject(result) if result else "Nothing is known about this run yet.",
-        pace=data.figures.pace.words if data.figures and data.figures.pace else "",
+        pace=result.pace.words if result and result.pace else "",
         groups=groups,
-        profiles=[profile.lines for profile in data.figures.profiles] if data.figures else [],
-        heads=[each for each in data.figures.files if each.head] if data.figures else [],
+        profiles=[profile.lines for profile in result.profiles] if result else [],
+        heads=[each for each in result.files if each.head] if result else [],
         notes=notes(data),
         pictures=[chart for chart in charts if has_points(chart)],
         missing=nothing,
         bar=bar,
         parts=parts,
         time_note=time_note,
-        total=seconds(data.figures.seconds.total if data.figures else None),
+        total=seconds(result.seconds.total if result else None),
         hosts=tables.host_table(data),
         shown=shown,
         counts=counts,
@@ -62,9 +63,7 @@ def render(data: RunData) -> str:
         recipe=tables.recipe_text(data),
         versions=tables.version_table(data),
         environment=tables.environment_rows(data),
-        machine=[
-            (name, data.env.get(key)) for name, key in (("controller", "controller"), ("system", "system"))
-        ],
+        machine=[(name, data.env.get(name)) for name in ("controller", "system")],
         commands=tables.commands(data),
     )
     return html.encode("utf-8", "replace").decode("utf-8")  # file names may hold bytes that are no text
@@ -72,15 +71,15 @@ def render(data: RunData) -> str:
 
 def key_figures(data: RunData, *, measured: bool = False) -> list[tuple[str, list[Figure]]]:
     """Return a run's figures in groups; with `measured`, only those with a value."""
-    if data.figures is None:
+    if data.result is None:
         return []
     begun = data.folded.started.get(0)
-    return grouped(figures(data.figures, begun.total_steps if begun else None), measured=measured)
+    return grouped(figures(data.result, begun.total_steps if begun else None), measured=measured)
 
 
 def notes(data: RunData) -> list[str]:
     """Return what a reader has to know to trust the figures."""
-    listed = list(data.figures.notes) if data.figures else []
+    listed = list(data.result.notes) if data.result else []
     world = data.world_size
     windows = data.folded.ordered_windows()
     partial = sum(1 for each in windows if world is not None and len(each) < world)
@@ -91,7 +90,7 @@ def notes(data: RunData) -> list[str]:
         listed.append(
             f"{counted(data.unreadable, 'line')} of predictions.jsonl could not be read and are left out"
         )
-    if data.figures is not None and data.state not in get_args(RunEnd):
+    if data.result is not None and data.state not in get_args(RunEnd):
         listed.append("the run has no result yet: these figures are from its events so far")
     return [note[:1].upper() + note[1:] for note in listed]
 

@@ -19,7 +19,7 @@ Step = tuple[str, RunData | None, str | None]  # name; data, None: it has not be
 def render_pipeline(name: str, state: State, steps: Sequence[Step], notes: Sequence[str] = ()) -> str:
     """Return the page of a pipeline as HTML: the same data gives the same text. Pure."""
     done = [data for _, data, _ in steps if data and data.state.good]
-    took = sum(each.figures.seconds.total for each in done if each.figures)
+    took = sum(each.result.seconds.total for each in done if each.result)
     shown = [
         {
             "name": step,
@@ -35,12 +35,10 @@ def render_pipeline(name: str, state: State, steps: Sequence[Step], notes: Seque
 
 
 def write_page(folder: RunFolder | PipelineFolder, output: Path | None = None) -> Path:
-    """Write the page of a run or of a pipeline. Return its path. Raises RunFolderError."""
-    return report(folder, output) if isinstance(folder, RunFolder) else pipeline_page(folder, output)
-
-
-def pipeline_page(folder: PipelineFolder, output: Path | None = None) -> Path:
-    """Write the page. Return its path. Raises RunFolderError where a step's files are damaged."""
+    """Write the page of a run or of a pipeline. Return its path. Raises RunFolderError where files are
+    damaged."""
+    if isinstance(folder, RunFolder):
+        return report(folder, output)
     path = output or folder.report
     steps: list[Step] = []
     for run in folder.steps:

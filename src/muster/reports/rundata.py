@@ -30,7 +30,7 @@ class RunData:
 
     id: str
     state: State
-    figures: Result | None = None  # result.json; of an unfinished run what its events come to so far
+    result: Result | None = None  # result.json; of an unfinished run what its events come to so far
     folded: EventFold = field(default_factory=EventFold)
     recipe: str = ""
     plan: dict[str, Any] = field(default_factory=dict)
@@ -48,8 +48,8 @@ class RunData:
     @property
     def world_size(self) -> int | None:
         """The number of ranks, where it is known."""
-        if self.figures is not None:
-            return self.figures.world_size
+        if self.result is not None:
+            return self.result.world_size
         value = self.job.get("world_size")
         return value if isinstance(value, int) else None
 
@@ -79,7 +79,7 @@ def gather(run: RunFolder) -> RunData:
         id=run.id,
         state=state,
         log=last_lines(run, folded, result) if state in (State.FAILED, State.TIMEOUT) else None,
-        figures=result if result is not None else so_far(folded, job, last),
+        result=result if result is not None else so_far(folded, job, last),
         folded=folded,
         recipe=_text(run.recipe),
         plan=_read(run, run.plan),

@@ -42,20 +42,11 @@ class TimeSlice:
         return seconds(self.amount)
 
 
-@dataclass(frozen=True)
-class HostTable:
-    """The hosts, with a column for every version that differs between them."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...]
-
-
 def time_parts(data: RunData) -> tuple[list[TimeSlice], str]:
     """Return where the time went, and a note on it."""
-    if data.figures is None:
+    if data.result is None:
         return [], ""
-    spent, quality, fabric = data.figures.seconds, data.figures.quality, data.figures.fabric
+    spent, quality, fabric = data.result.seconds, data.result.quality, data.result.fabric
     named = [
         ("setup", spent.setup),
         ("training", spent.training),
@@ -81,7 +72,7 @@ def time_parts(data: RunData) -> tuple[list[TimeSlice], str]:
     note += ", and parts that were not measured." if any(not part.share for part in parts) else "."
     if fabric:
         note = "Rest: starting the processes, loading torch, ending."
-    elif data.figures.attempt > 1:
+    elif data.result.attempt > 1:
         note = (
             "This run was resumed. Setup is that of the last attempt; the rest includes the setup of earlier "
             "attempts, and repeated steps."
@@ -89,9 +80,10 @@ def time_parts(data: RunData) -> tuple[list[TimeSlice], str]:
     return parts, note
 
 
-def host_table(data: RunData) -> HostTable:
-    """Return each host's hardware and work."""
-    hosts = data.figures.hosts if data.figures else []
+def host_table(data: RunData) -> dict[str, Any]:
+    """Return each host's hardware and work: columns, one for every version that differs among them; rows;
+    notes."""
+    hosts = data.result.hosts if data.result else []
     versions = {each.host: _versions(each) for each in hosts}
     names = sorted({name for installed in versions.values() for name in installed})
     differ = [name for name in names if len({installed.get(name) for installed in versions.values()}) > 1]
@@ -116,7 +108,8 @@ def host_table(data: RunData) -> HostTable:
     notes = [_same_machine(hosts)]
     if len(hosts) > 1 and not differ:
         notes.append("All hosts have the same versions; they are listed below.")
-    return HostTable((*(head for head, _ in columns), *differ), rows, tuple(note for note in notes if note))
+    heads = [*(head for head, _ in columns), *differ]
+    return {"columns": heads, "rows": rows, "notes": [note for note in notes if note]}
 
 
 def _parts(host: HostReport) -> str:
@@ -146,7 +139,7 @@ def gpus(listed: Any) -> str:
 
 def version_table(data: RunData) -> list[tuple[str, str, str]]:
     """Return (package, the ranks' version, the controller's version)."""
-    ranks = dict(data.figures.versions) if data.figures else {}
+    ranks = dict(data.result.versions) if data.result else {}
     own = {
         "muster": data.env.get("muster"),
         "python": data.env.get("python"),

@@ -34,20 +34,18 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def headline(data: RunData) -> Headline:
     """Return how the run ended, in a sentence; for a failure what, where, on which host, and the hint."""
-    figures = data.figures
-    failure = figures.failure if figures else None
-    steps = (
-        counted(figures.steps, "optimizer step")
-        if figures and figures.steps
-        else "no finished optimizer step"
-    )
-    if figures and figures.fabric:
-        steps = counted(len(set(figures.fabric.seconds) - {"rendezvous"}), "measurement")
+    result = data.result
+    failure = result.failure if result else None
+    steps = "no finished optimizer step"
+    if result and result.steps:
+        steps = counted(result.steps, "optimizer step")
+    elif result and result.fabric:
+        steps = counted(len(set(result.fabric.seconds) - {"rendezvous"}), "measurement")
     state = data.state
-    if state.good and figures and figures.caveats:
-        return Headline(state.mark, "calm", f"The run {figures.outcome}")
-    if state.good and figures:
-        took = format_seconds(figures.seconds.total)
+    if state.good and result and result.caveats:
+        return Headline(state.mark, "calm", f"The run {result.outcome}")
+    if state.good and result:
+        took = format_seconds(result.seconds.total)
         return Headline(state.mark, state.tone, f"The run {state.words}: {steps} in {took}")
     title = f"The run {state.words} after {steps}"
     if state is State.RUNNING:

@@ -12,17 +12,8 @@ from muster.results.figures import Figure, percent
 
 SMALL = 0.005  # of the whole: parts below it are one figure, or none
 CHIEF = (
-    "Batch",
-    "Steps",
-    "Optimizer",
-    "Decay",
-    "Schedule",
-    "Order",
-    "Memory",
-    "Device",
-    "Host",
-    "Throughput",
-)
+    "Batch", "Steps", "Optimizer", "Decay", "Schedule", "Order", "Memory", "Device", "Host", "Throughput",
+)  # fmt: skip
 
 
 def plan_figures(plan: Plan) -> list[Figure]:

@@ -55,18 +55,18 @@ class _Moments:
     """The hosts' values in the last moments; a moment is complete when all have one."""
 
     hosts: int
-    told: dict[int, dict[str, list[float]]] = field(default_factory=dict)
+    shares: dict[int, dict[str, list[float]]] = field(default_factory=dict)
 
     def add(self, moment: int, host: str, share: float) -> None:
-        self.told.setdefault(moment, defaultdict(list))[host].append(share)
-        while len(self.told) > KEPT + 2:
-            self.told.pop(min(self.told))
+        self.shares.setdefault(moment, defaultdict(list))[host].append(share)
+        while len(self.shares) > KEPT + 2:
+            self.shares.pop(min(self.shares))
 
     def complete(self) -> list[Shares]:
         """Return the moments for which nearly all hosts have values, the oldest first."""
         return [
             {host: max(shares) for host, shares in by_host.items()}
-            for _, by_host in sorted(self.told.items())
+            for _, by_host in sorted(self.shares.items())
             if len(by_host) >= max(2, ENOUGH * self.hosts)
         ][-KEPT:]
 

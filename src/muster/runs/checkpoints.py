@@ -34,11 +34,10 @@ class WantedCheckpoint:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a job begins. `step` None: at the beginning; `said`: notes on checkpoints that were passed over.
-    """
+    """Where a job begins. `step` None: at the beginning; `notes`: on checkpoints that were passed over."""
 
     step: int | None = None
-    said: tuple[Decision, ...] = ()
+    notes: tuple[Decision, ...] = ()
 
 
 def choose(
@@ -53,7 +52,10 @@ def choose(
     if wanted.step == BEGINNING:
         return Start()
     seals = _RecordedCheckpoints(run)
-    steps = sorted(_steps(facts), reverse=True)
+    steps = sorted(
+        {int(step) for about in facts.values() for step in (*about["checkpoints"], *_damaged(about))},
+        reverse=True,
+    )
     if wanted.step is not None and wanted.step not in steps:
         there = ", ".join(str(step) for step in reversed(steps)) or "none"
         raise UsageError(f"has no checkpoint of step {wanted.step}", where=run.id, hint=f"there are: {there}")
@@ -129,10 +131,6 @@ class _RecordedCheckpoints:
             why = "saved by an earlier version without hashes: only the sizes of its files were checked"
             return [Decision(f"checkpoint-{step}", "not verified", why)]
         return []
-
-
-def _steps(facts: Facts) -> set[int]:
-    return {int(step) for about in facts.values() for step in (*about["checkpoints"], *_damaged(about))}
 
 
 def _damaged(about: Mapping[str, Any]) -> Mapping[str, str]:

@@ -293,7 +293,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         says=entry.cause if entry else (_LOGGED if sign.logged else _NAMED[sign.weight]).format(sign.words),
         failure=failure,
         blame=sign.blame if sign.weight == "exception" and entry is None else None,
-        alike=sum(1 for _, each in ranked[1:] if _alike(each, sign)) + log.why.alike,
+        alike=sum(1 for _, each in ranked[1:] if each.way == sign.way) + log.why.alike,
         echoes=echoes,
         others=[_evidence(each, other) for each, other in others[:MOST]],
         notes=notes,
@@ -481,10 +481,6 @@ def _went_on(log: JobLog) -> bool:
     return log.why.onward != "no"
 
 
-def _alike(one: Sign, other: Sign) -> bool:
-    return one.way == other.way
-
-
 def _placed(log: JobLog, sign: Sign) -> Sign:
     """Return a sign with host and rank, where its line names neither: those of the only process that, by the
     launcher, ended by itself, or that the scheduler names for the same."""
@@ -492,7 +488,7 @@ def _placed(log: JobLog, sign: Sign) -> Sign:
     nobodys = (*_PRINTED[1:], "external")  # a cancelled step names the host of its first task, if any
     if sign.host is not None or sign.rank is not None or sign.weight in nobodys or sign not in signs:
         return sign
-    ends = [each for each in signs if _alike(each, sign) and each.host]
+    ends = [each for each in signs if each.way == sign.way and each.host]
     if sign.weight != "scheduler" and not (ends and sign.weight == "crash"):
         # srun says "Killed" of tasks that it ended itself
         ends = [each for each in signs if each.weight == "exit" and not each.text.endswith(": Killed")]

@@ -90,9 +90,19 @@ def follow(
                 return None
             if wish.stop:
                 wish.stop = None
-                _stop(run, say)
-            if result is None:
-                _check_alive(run, queue)
+                if waits(run):
+                    cancel(run)
+                    raise JobError("cancelled while it waited for Slurm", where=run.id)
+                say("stopping ...")
+                run.stop_request.touch()
+            if result is None and queue is not None:
+                queue.look()
+            elif result is None and run.state() is State.INTERRUPTED:
+                raise RunFolderError(
+                    "has no result, and no controller supervises it",
+                    where=run.id,
+                    hint=f"`muster resume {run.word}`",
+                )
             time.sleep(_LOOK)
 
 
@@ -102,9 +112,9 @@ class _Queue:
     def __init__(self, run: RunFolder, say: Callable[[str], None]) -> None:
         self._run, self._say = run, say
         self._asked: float | None = None
-        self._known: QueueState | None = None
+        self._state: QueueState | None = None
         self._silent_since: float | None = None
-        self._told: str | None = None
+        self._words: str | None = None
         self._over_since: float | None = None
 
     def over(self) -> bool:
@@ -128,37 +138,20 @@ class _Queue:
     def _about(self) -> QueueState | None:
         now = time.monotonic()
         if self._asked is not None and now - self._asked < _ASK:
-            return self._known
+            return self._state
         self._asked = now
         try:
-            self._known = whereabouts(self._run)
+            self._state = whereabouts(self._run)
             self._silent_since = None
-            self._tell(str(self._known))
+            self._tell(str(self._state))
         except JobError as error:
             self._silent_since = self._silent_since or now
             if now - self._silent_since > _SILENCE:
                 raise
             self._tell(f"Slurm does not answer ({error}); the job is not touched by that")
-        return self._known
+        return self._state
 
     def _tell(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
+        if text != self._words:
+            self._words = text
             self._say(text)
-
-
-def _check_alive(run: RunFolder, queue: _Queue | None) -> None:
-    if queue is not None:
-        queue.look()
-    elif run.state() is State.INTERRUPTED:
-        raise RunFolderError(
-            "has no result, and no controller supervises it", where=run.id, hint=f"`muster resume {run.word}`"
-        )
-
-
-def _stop(run: RunFolder, say: Callable[[str], None]) -> None:
-    if waits(run):
-        cancel(run)
-        raise JobError("cancelled while it waited for Slurm", where=run.id)
-    say("stopping ...")
-    run.stop_request.touch()

@@ -12,7 +12,7 @@ from muster.core.state import State
 from muster.store.runfolder import PipelineFolder, RunFolder
 
 if TYPE_CHECKING:
-    from muster.core.result import PipelineResult, Result
+    from muster.core.result import Result
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,9 @@ def _total_steps(run: RunFolder) -> int | None:
     return None
 
 
-@dataclass(frozen=True)
-class Stopped:
-    """The outcome of a request to stop. Neither field: the run has not ended yet, and the request stands."""
-
-    result: Result | PipelineResult | None = None
-    cancelled: bool = False  # it waited for Slurm, and was taken back
-
-
-def stop(run: RunFolder | PipelineFolder, *, patience: float = 30) -> Stopped:
+def stop(run: RunFolder | PipelineFolder, *, patience: float = 30) -> State | None:
     """Ask the run's controller to stop the job on all hosts, and wait for the result for at most `patience`
-    seconds.
+    seconds. Return how it ended; None: it has not, and the request stands.
 
     A run that waits for Slurm is cancelled. Raises RunFolderError, and JobError where Slurm does not answer.
     """
@@ -102,7 +94,7 @@ def stop(run: RunFolder | PipelineFolder, *, patience: float = 30) -> Stopped:
     state = run.state()
     if isinstance(run, RunFolder) and not state.good and waits(run):
         cancel(run)
-        return Stopped(run.read_result(), cancelled=True)
+        return State.CANCELLED
     if not state.supervised:
         raise RunFolderError(f"is not running: it is {state}", where=run.id)
     run.stop_request.touch()
@@ -110,7 +102,7 @@ def stop(run: RunFolder | PipelineFolder, *, patience: float = 30) -> Stopped:
     while time.monotonic() < limit:
         result = run.read_result()
         if result is not None:
-            return Stopped(result)
+            return result.status
         if run.controller_alive() is False:
             raise RunFolderError(
                 "its controller is gone, so the agents have ended the ranks",
@@ -118,7 +110,7 @@ def stop(run: RunFolder | PipelineFolder, *, patience: float = 30) -> Stopped:
                 hint=f"`muster resume {run.word}`",
             )
         time.sleep(0.2)
-    return Stopped()
+    return None
 
 
 def queued(run: RunFolder) -> str | None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from muster.planner.document import Plan
 from muster.planner.machines import UserFigures
 from muster.planner.plan import plan_hosts, plan_on
 from muster.reports.page import report
-from muster.reports.pipeline import pipeline_page
+from muster.reports.pipeline import write_page
 from muster.runs.ask import check_model, check_trained
 from muster.runs.checkpoints import WantedCheckpoint
 from muster.runs.continuing import on_other_hosts, without
@@ -158,15 +159,6 @@ def plan_steps(
 # The loop over the steps.
 
 
-@dataclass(frozen=True)
-class StepResume:
-    """How the interrupted step continues; None: on its own hosts."""
-
-    hosts: str | None = None
-    leave: Sequence[str] = ()
-    copy: bool = False
-
-
 def run_pipeline(
     inputs: PipelineInputs, folder: PipelineFolder, *, seeing: Seeing = unseen
 ) -> PipelineResult:
@@ -188,10 +180,16 @@ def run_pipeline(
 
 
 def resume_pipeline(
-    folder: PipelineFolder, again: StepResume, *, seeing: Seeing = unseen
+    folder: PipelineFolder,
+    *,
+    hosts: str | None = None,
+    leave: Sequence[str] = (),
+    copy: bool = False,
+    seeing: Seeing = unseen,
 ) -> PipelineResult:
     """Continue: finished steps are kept, the interrupted one continues from its checkpoint, or from its first
-    step where there is none; the others follow. Raises RunFolderError where that is not possible."""
+    step where there is none; the others follow. `hosts`, `leave`, `copy`: as of `resume`. Raises
+    RunFolderError where that is not possible."""
     before = folder.read_result()
     if folder.state().good:
         step = folder.steps[-1]
@@ -202,21 +200,22 @@ def resume_pipeline(
         )
     check_idle(folder)
     with folder.claim() as claim:
-        inputs = _reread(folder, again)
+        inputs = _reread(folder, hosts, leave)
         _freeze(inputs, folder)
         if before is not None:
             folder.result.replace(folder.path / f"result.attempt{before.attempt}.json")
+        again = partial(resume, wanted=WantedCheckpoint(copy=copy), hosts=hosts, leave=leave)
         return _Steps(inputs, folder, seeing, again).run(claim)
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """The steps of a running pipeline; `again`: None where it runs for the first time."""
+    """The steps of a running pipeline. `again` continues one; None: it runs for the first time."""
 
     inputs: PipelineInputs
     folder: PipelineFolder
     seeing: Seeing
-    again: StepResume | None = None
+    again: Callable[..., Result] | None = None
 
     def run(self, claim: Claim) -> PipelineResult:
         """Run the steps that have not ended well, one after the other, and write the pipeline's result."""
@@ -236,7 +235,7 @@ class _Steps:
         with refused(RunFolderError, "written", folder.result):
             write_json(folder.result, result.model_dump(mode="json"))
         with suppress(OSError, MusterError):
-            pipeline_page(folder)
+            write_page(folder)
         folder.stop_request.unlink(missing_ok=True)
         if status.good:  # nothing is left to resume
             for each in read_yaml(folder.pipeline)["pipeline"]:
@@ -272,15 +271,7 @@ class _Steps:
                 check_model(source)
             models[name] = str(source.model)
         if run.job.exists():
-            again = self.again or StepResume()
-            return resume(
-                run,
-                wanted=WantedCheckpoint(copy=again.copy),
-                hosts=again.hosts,
-                leave=again.leave,
-                watch=watch,
-                announce=announce,
-            )
+            return (self.again or resume)(run, watch=watch, announce=announce)
         if run.path.exists():  # broken off before anything was launched
             shutil.rmtree(run.path)
         made = check(resolved(recipe, models, step.name), self.inputs.inventory)
@@ -359,11 +350,11 @@ def _freeze(inputs: PipelineInputs, folder: PipelineFolder) -> None:
         write_text(folder.pipeline, dump_yaml({"about": inputs.about, "pipeline": steps}))
 
 
-def _reread(folder: PipelineFolder, again: StepResume) -> PipelineInputs:
+def _reread(folder: PipelineFolder, hosts: str | None, leave: Sequence[str]) -> PipelineInputs:
     steps = read_steps(folder.pipeline, frozen=True)
     before = frozen_inventory(folder.read_json(folder.hosts), str(folder.hosts))
-    if not again.hosts and not again.leave:
+    if not hosts and not leave:
         return replace(steps, hosts=before)
-    inventory = without(read_inventory(again.hosts) if again.hosts else before, again.leave)
+    inventory = without(read_inventory(hosts) if hosts else before, leave)
     recipes = {name: on_other_hosts(recipe, before, inventory) for name, recipe in steps.recipes.items()}
     return replace(steps, recipes=recipes, hosts=inventory)

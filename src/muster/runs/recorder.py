@@ -128,7 +128,7 @@ class Follower:
         ends: set[tuple[str, int | None]] = {(place.host, None) for place in (places[0], places[-1])}
         ends |= {(places[0].host, 0), (places[-1].host, job.world_size - 1)}
         self.streams = {each: Live(user) for each in sorted(ends, key=str)}
-        self.said = 0.0
+        self.reported = 0.0
         self.step = 0
 
     @property
@@ -146,7 +146,7 @@ class Follower:
             return None
         if len(self.streams) > 1:
             self.streams = {(host, rank): stream}
-        if stream.steps == self.step or time.monotonic() - self.said < EVERY:
+        if stream.steps == self.step or time.monotonic() - self.reported < EVERY:
             return None
         return self.now()
 
@@ -155,7 +155,7 @@ class Follower:
         reports = (stream.seen(time.time()) for stream in self.streams.values())
         progress = next((each for each in reports if each), None)
         if progress is not None:
-            self.said, self.step = time.monotonic(), progress.step
+            self.reported, self.step = time.monotonic(), progress.step
         return progress
 
 

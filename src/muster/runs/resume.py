@@ -59,7 +59,10 @@ def resume(
             inputs = inputs or _inputs(run, job, hosts, leave)
             attempt = Attempt(int(job["attempt"]) + 1, replace(wanted, avoid=avoid))
             result = train(inputs, run, attempt=attempt, claim=claim, watch=watch, announce=announce)
-        bad = unloadable(run) if result.status is State.FAILED and wanted.step is None else None
+        failed = []
+        if result.status is State.FAILED and wanted.step is None:
+            failed = fold(events.read_events(run.events)).failed
+        bad = next((each.checkpoint for each in failed if each.checkpoint), None)
         if bad is None or bad in avoid:
             return result
         avoid[bad] = result.failure.what if result.failure else "it could not be loaded"
@@ -90,13 +93,6 @@ def _inputs(run: RunFolder, job: dict[str, Any], hosts: str | None, leave: Seque
         engine = recipe.engine.model_copy(update={"options": {}})
         recipe = recipe.model_copy(update={"engine": engine})
     return check(recipe, inventory)
-
-
-def unloadable(run: RunFolder) -> int | None:
-    """Return the step of the checkpoint that ranks of the last attempt failed to load; None: there is none.
-    """
-    failed = fold(events.read_events(run.events)).failed
-    return next((each.checkpoint for each in failed if each.checkpoint), None)
 
 
 def frozen_recipe(run: RunFolder) -> Recipe:

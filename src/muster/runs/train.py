@@ -140,7 +140,10 @@ def train(
             if not attempt.resume:
                 run.create(ticket, mark)
             with claim or run.claim(os.environ.get("SLURM_JOB_ID")) as held:
-                note_batch_job(run, ticket)
+                if run.waits_for(ticket):  # its submitter may have ended before it could write the job's id
+                    written = run.read_json(run.submission)
+                    if not written.get("job"):
+                        write_json(run.submission, {**written, "job": os.environ.get("SLURM_JOB_ID")})
                 return _run(inputs, run, held, supervisor, decided, facts, watch, announce, tree)
     finally:
         sign.unlink(missing_ok=True)
@@ -164,26 +167,22 @@ def agree(
     check_sharing(recipe, run, facts)
     check_profile(recipe, decided.job.world_size)
     threads = decided.threads if decided.job.device == "cpu" else None
+    data, notes = decided.recipe.data, decided.plan.data if decided.plan else []
+    name = Path(data.path).name if data.path else data.name or data.source
+    of_data = [Decision("data", name, note) for note in notes]  # what is held out, left out, changed or cut
     peaks, unmeasured = peaks_of(recipe.measure.peaks, decided.job.placements, facts, threads)
     job = replace(
         decided.job,
         id=run.id,
         attempt=attempt.number,
         resume_step=start.step,
-        decisions=(*inputs.noted, *data_notes(decided), *decided.job.decisions, *unmeasured, *start.said),
+        decisions=(*inputs.noted, *of_data, *decided.job.decisions, *unmeasured, *start.notes),
         peaks=peaks,
     )
     if start.step is not None:
         job = continued(run, job)
     decided = replace(decided, job=job)
     return replace(decided, orders=orders(inputs, decided, facts))
-
-
-def data_notes(decided: Decided) -> list[Decision]:
-    """Return what of the data is held out, left out, changed or cut, as the plan states it, for the start."""
-    data, notes = decided.recipe.data, decided.plan.data if decided.plan else []
-    name = Path(data.path).name if data.path else data.name or data.source
-    return [Decision("data", name, note) for note in notes]
 
 
 def _copy(
@@ -223,14 +222,6 @@ def _leave(sign: Path) -> Path:
         sign.parent.mkdir(parents=True, exist_ok=True)
         sign.touch()
     return sign
-
-
-def note_batch_job(run: RunFolder, ticket: str | None) -> None:
-    """Make sure that the folder of a batch job has the job's id: its submitter may have ended too soon."""
-    if run.waits_for(ticket):
-        written = run.read_json(run.submission)
-        if not written.get("job"):
-            write_json(run.submission, {**written, "job": os.environ.get("SLURM_JOB_ID")})
 
 
 def _run(

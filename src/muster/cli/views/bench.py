@@ -17,7 +17,7 @@ from muster.benches.child import Child
 from muster.benches.clock import durations, remaining
 from muster.benches.document import JobRecord
 from muster.benches.schedule import Task
-from muster.cli.output import table
+from muster.cli.output import Interval, table
 from muster.core.hostlist import fold_hosts
 from muster.core.state import State
 from muster.core.units import counted, format_number, format_seconds
@@ -33,7 +33,7 @@ class BenchView(BenchWatcher):
     def __init__(self, console: Console) -> None:
         self.console = console
         self.live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        self.drawn = self.said = time.monotonic()
+        self.drawn, self.counts, self.answers = Interval(TURN), Interval(QUIET), Interval(5.0)
         self.at_once: int | None = None
 
     def __enter__(self) -> BenchView:
@@ -51,8 +51,7 @@ class BenchView(BenchWatcher):
 
     def progress(self, done: int, total: int, unreached: int) -> None:
         """Show how many hosts have answered the inspection."""
-        if time.monotonic() - self.said > 5:
-            self.said = time.monotonic()
+        if self.answers.over():
             self.announce(f"{done} of {total} hosts answered, {unreached} unreachable")
 
     def begins(self, at_once: int) -> None:
@@ -79,12 +78,9 @@ class BenchView(BenchWatcher):
 
     def turn(self, children: Sequence[Child], tasks: Sequence[Task], done: Mapping[str, JobRecord]) -> None:
         """Update the picture; called a few times a second."""
-        now = time.monotonic()
-        if self.live and now - self.drawn > TURN:
-            self.drawn = now
+        if self.live and self.drawn.over():
             self.live.update(self.picture(children, tasks, done), refresh=True)
-        elif not self.live and now - self.said > QUIET:
-            self.said = now
+        elif not self.live and self.counts.over():
             under_way = ", ".join(f"{child.task.id} ({child.words or 'starting'})" for child in children[:4])
             self.announce(f"{self._counted(tasks, done)}; {len(children)} running: {under_way}")
 

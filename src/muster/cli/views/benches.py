@@ -236,7 +236,9 @@ def print_schedule(plan: Mapping[str, Any], *, every: bool) -> None:
         for identity in wave if every else wave[:SHOWN]:
             job = jobs[identity]
             hosts, timeout = escape(fold_hosts(job["hosts"])), format_seconds(job["timeout"])
-            made.add_row(str(number), escape(identity), hosts, timeout, _remark(job))
+            remark = f"for {escape(', '.join(job['leftover']))}, left over" if job["leftover"] else ""
+            remark = "warm-up, before the others of its entry" if job["warm_up"] else remark
+            made.add_row(str(number), escape(identity), hosts, timeout, remark)
         if len(wave) > SHOWN and not every:
             made.add_row(str(number), f"and {len(wave) - SHOWN} more (--all)", "", "", "")
     print_table(console, made)
@@ -247,9 +249,3 @@ def print_schedule(plan: Mapping[str, Any], *, every: bool) -> None:
         f"{counted(len(jobs), 'job')}, at most {plan['at_once']} at once; a wave is what could run at once. "
         f"If every job took all of its time: {most}"
     )
-
-
-def _remark(job: Mapping[str, Any]) -> str:
-    if job["warm_up"]:
-        return "warm-up, before the others of its entry"
-    return f"for {escape(', '.join(job['leftover']))}, left over" if job["leftover"] else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from muster.checks.inspection import Inspection, Trouble
-from muster.cli.output import out_console, print_json, tinted
+from muster.cli.output import Interval, out_console, print_json, tinted
 from muster.cli.views.waiting import Waiting
 from muster.core.hostlist import fold_hosts
 from muster.core.units import counted, format_seconds
@@ -27,7 +26,7 @@ class ProgressLine(Waiting):
     def __init__(self, console: Console) -> None:
         self.console = console
         self.live = console.is_terminal
-        self.said = time.monotonic()
+        self.interval = Interval(QUIET)
         self.bar = Progress(
             TextColumn("[bold]hosts"),
             BarColumn(),
@@ -45,8 +44,7 @@ class ProgressLine(Waiting):
             if self.task is None:
                 self.task = self.bar.add_task("hosts", total=total, lost="")
             self.bar.update(self.task, completed=done, lost=lost)
-        elif time.monotonic() - self.said > QUIET:
-            self.said = time.monotonic()
+        elif self.interval.over():
             self.console.print(f"{done} of {total} hosts have answered{lost}")
 
     def announce(self, text: str) -> None:
@@ -59,6 +57,8 @@ class ProgressLine(Waiting):
 def print_inspection(inspection: Inspection, *, verbose: bool = False) -> None:
     """Print each kind of trouble with its hosts, evidence and remedy; then the summary. Notes only if
     `verbose`."""
+    from muster.checks.group import GROUPED, NO_TORCH
+
     console = out_console()
     for trouble in inspection.troubles:
         if verbose or trouble.level != "note":
@@ -66,7 +66,11 @@ def print_inspection(inspection: Inspection, *, verbose: bool = False) -> None:
     parts = tinted(inspection.summary, _VERDICTS)
     ranks = f"; slots for {counted(inspection.world_size, 'rank')}" if inspection.world_size else ""
     seconds = format_seconds(inspection.seconds)
-    alone = _ungrouped(inspection)
+    alone = [
+        host.host
+        for host in inspection.hosts
+        if any(each.check == GROUPED.name and each.problem == NO_TORCH for each in host.checks)
+    ]
     if alone:
         where = "everywhere" if len(alone) == len(inspection.hosts) else f"on {escape(fold_hosts(alone))}"
         console.print(
@@ -74,17 +78,6 @@ def print_inspection(inspection: Inspection, *, verbose: bool = False) -> None:
             "muster prepare installs it[/dim]"
         )
     console.print(f"{counted(len(inspection.hosts), 'host')}: {parts}{ranks} ({seconds})")
-
-
-def _ungrouped(inspection: Inspection) -> list[str]:
-    """Return hosts that were left out of the group checks because they lack torch."""
-    from muster.checks.group import GROUPED, NO_TORCH
-
-    return [
-        host.host
-        for host in inspection.hosts
-        if any(each.check == GROUPED.name and each.problem == NO_TORCH for each in host.checks)
-    ]
 
 
 def _print_trouble(console: Console, trouble: Trouble) -> None:

@@ -69,15 +69,8 @@ def _words(changes: Mapping[str, str]) -> str:
 
 def _scaling(console: Console, plan: Plan) -> None:
     priced = any(each.cost is not None for each in plan.scaling)
-    heads = (
-        ">hosts",
-        ">ranks",
-        ">step",
-        ">samples/s",
-        ">efficiency",
-        ">total",
-        *((">cost",) if priced else ()),
-    )
+    cost = [">cost"] if priced else []
+    heads = (">hosts", ">ranks", ">step", ">samples/s", ">efficiency", ">total", *cost)
     others = [each for each in plan.scaling if each.changes]
     how = "each with its best settings" if others else "settings as above"
     made = table(*heads, padding=(0, 2), title=f"Other numbers of hosts, {how}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from muster.cli.output import err_console
+from muster.cli.output import Interval, err_console
 from muster.cli.views.waiting import Waiting
 from muster.core.job import WARNINGS, Job
 from muster.core.recipe import recipe_class
@@ -72,7 +71,7 @@ class ProgressView(Waiting):
         self.rate: float | None = None
         self.unit = "samples"
         self.tokens = 0.0  # per second; images have none
-        self.said = 0.0
+        self.interval = Interval(QUIET, at_once=True)
         self.phases: set[str] = set()
         self.phase: str | None = None  # in words
         self.compiling: set[tuple[str | None, int | None]] = set()  # (host, rank)
@@ -193,8 +192,7 @@ class ProgressView(Waiting):
         text = ", ".join(figures)
         if self.live and self.task is not None:
             self.bar.update(self.task, completed=step, figures=text)
-        elif not self.live and time.monotonic() - self.said > QUIET:
-            self.said = time.monotonic()
+        elif not self.live and self.interval.over():
             total = f"/{int(self.bar.tasks[0].total or 0)}" if self.bar.tasks else "/?"
             self.console.print(f"step {step}{'' if total == '/0' else total}{text and ': '}{text}")
 

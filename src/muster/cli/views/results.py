@@ -9,7 +9,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from muster.cli.output import err_console, out_console, print_row, table
-from muster.core.fabric import FabricRun
 from muster.core.result import Failure, Result
 from muster.reports.fabric import pair_rows, sweep_rows
 from muster.results.figures import Figure, figures, grouped, subject
@@ -30,8 +29,11 @@ def print_result(result: Result) -> None:
         print_row(console, "pace", result.pace.words)
     for name, value in (line for profile in result.profiles for line in profile.lines):
         print_row(console, name, value)
-    if result.fabric:
-        print_tables(console, result.fabric)
+    if fabric := result.fabric:
+        if fabric.sweeps:
+            _table(console, "bus bandwidth by message size, Gbit/s", *sweep_rows(fabric))
+        if fabric.pairs and len(fabric.pairs.names) <= _MOST_NAMES:
+            _table(console, "point to point, from row to column, Gbit/s", *pair_rows(fabric.pairs))
         console.print()
     for note in result.notes[len(result.caveats) :]:  # which the status has
         print_row(console, "note", note, style="yellow")
@@ -100,16 +102,6 @@ def print_answers(rows: list[dict[str, Any]]) -> None:
             cells += [escape(row["expected"]), mark]
         made.add_row(*cells)
     out_console(soft_wrap=False).print(made)
-
-
-def print_tables(console: Console, fabric: FabricRun) -> None:
-    """Print the sweep, and the pairs where they are few."""
-    if fabric.sweeps:
-        columns, rows = sweep_rows(fabric)
-        _table(console, "bus bandwidth by message size, Gbit/s", columns, rows)
-    if fabric.pairs and len(fabric.pairs.names) <= _MOST_NAMES:
-        columns, rows = pair_rows(fabric.pairs)
-        _table(console, "point to point, from row to column, Gbit/s", columns, rows)
 
 
 def _table(console: Console, title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

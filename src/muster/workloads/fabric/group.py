@@ -77,14 +77,6 @@ def device_of(kind: str, local_rank: int) -> torch.device:
     return torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
 
 
-@dataclass(frozen=True)
-class RollCall:
-    """Who did not come, and how many of those who came have failed."""
-
-    missing: list[int]
-    unwell: int
-
-
 class GroupStore:
     """The store on the first host, and one process group at a time on top of it.
 
@@ -105,13 +97,16 @@ class GroupStore:
         group = self.group
         self.store = open_store(group.address, group.port, timedelta(seconds=group.asked.arrival))
 
-    def roll_call(self, name: str, *, well: bool = True, patience: float | None = None) -> RollCall:
-        """Wait for every rank. `well`: what this rank tells the others about itself.
+    def roll_call(
+        self, name: str, *, well: bool = True, patience: float | None = None
+    ) -> tuple[list[int], int]:
+        """Wait for every rank. Return those who did not come, and how many of the others have failed. `well`:
+        what this rank tells the others about itself.
 
         Where the store itself is gone, the first rank is what is missing.
         """
         if self.store is None:
-            return RollCall([0], 0)
+            return [0], 0
         self._calls += 1
         key = f"{self._calls}:{name}"
         world = self.group.world_size
@@ -131,7 +126,7 @@ class GroupStore:
             missing = [0]
             self.store = None
         self.complete = not missing
-        return RollCall(missing, unwell)
+        return missing, unwell
 
     def open_group(self) -> None:
         """Open a fresh process group of all ranks. Raises what torch raises."""

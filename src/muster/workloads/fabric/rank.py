@@ -15,7 +15,7 @@ import torch
 from muster.core.errors import MusterError
 from muster.worker.explain import explain
 from muster.workloads.fabric import collectives, devices
-from muster.workloads.fabric.group import GroupStore, RankGroup, Report, RollCall
+from muster.workloads.fabric.group import GroupStore, RankGroup, Report
 from muster.workloads.fabric.request import BESIDE, PRODUCT, TOGETHER
 
 _GRACE = 5.0  # seconds beyond an operation's patience
@@ -72,10 +72,10 @@ class Round:
         began = time.perf_counter()
         if self._try("rendezvous", self.meeting.connect):
             connected = time.perf_counter() - began
-            called = self.meeting.roll_call("rendezvous", patience=self.group.asked.arrival)
+            missing, _ = self.meeting.roll_call("rendezvous", patience=self.group.asked.arrival)
             self.report("met", connect=connected, waited=time.perf_counter() - began - connected)
-            if called.missing:
-                self.report("missing", question="rendezvous", ranks=called.missing)
+            if missing:
+                self.report("missing", question="rendezvous", ranks=missing)
             else:
                 self._regroup("rendezvous")
         self.report("end", question="rendezvous")
@@ -86,9 +86,9 @@ class Round:
             return
         self.report("begin", question=question)
         if self.meeting.complete:  # all begin at the same time
-            called = self.meeting.roll_call(question)
-            if called.missing:
-                self._part(question, called.missing)
+            missing, _ = self.meeting.roll_call(question)
+            if missing:
+                self._part(question, missing)
                 if shared:
                     return
         well = self._try(question, work)
@@ -113,23 +113,23 @@ class Round:
         """
         if not well:
             self.meeting.close_group()  # which lets those who still wait for this rank fail at once
-        called = self._called(f"after {question}", well)
-        if called.missing:
-            self._part(question, called.missing)
-        elif called.unwell:
+        missing, unwell = self._called(f"after {question}", well)
+        if missing:
+            self._part(question, missing)
+        elif unwell:
             self._regroup(question)
 
     def _regroup(self, question: str) -> None:
         """Open a fresh group; all ranks have it, or none."""
         well = self._try(question, self.meeting.open_group)
-        called = self._called(f"group for {question}", well)
-        self.together = not called.missing and not called.unwell
-        if called.missing:
-            self._part(question, called.missing)
-        elif called.unwell:
+        missing, unwell = self._called(f"group for {question}", well)
+        self.together = not missing and not unwell
+        if missing:
+            self._part(question, missing)
+        elif unwell:
             self.meeting.close_group()
 
-    def _called(self, name: str, well: bool) -> RollCall:
+    def _called(self, name: str, well: bool) -> tuple[list[int], int]:
         return self.meeting.roll_call(name, well=well, patience=self.meeting.patience + _GRACE)
 
     def _part(self, question: str, missing: list[int]) -> None:

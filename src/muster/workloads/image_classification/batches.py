@@ -30,14 +30,6 @@ _BUFFER = {("numpy.core.numeric", "_frombuffer"), ("numpy._core.numeric", "_from
 
 
 @dataclass(frozen=True)
-class LabelledPixels:
-    """Classes of images, and the images' bytes: each has 1,024 red, then green, then blue, row by row."""
-
-    labels: tuple[int, ...]
-    pixels: bytes
-
-
-@dataclass(frozen=True)
 class ImageBatches:
     """The files of a folder of batches, and the names of the classes."""
 
@@ -45,8 +37,9 @@ class ImageBatches:
     train: tuple[Path, ...]
     held_out: tuple[Path, ...]
 
-    def read(self, file: Path) -> LabelledPixels:
-        """Read one of the files. Raises DataError."""
+    def read(self, file: Path) -> tuple[tuple[int, ...], bytes]:
+        """Return the images' classes, and their bytes: each has 1,024 red, then green, then blue, row by row.
+        Raises DataError."""
         content = _unpickled(file)
         labels, data = content.get(b"labels"), content.get(b"data")
         pixels = data.pixels() if isinstance(data, _Array) else None
@@ -59,7 +52,7 @@ class ImageBatches:
             if not (isinstance(label, int) and 0 <= label < len(self.names)):
                 what = f"label {label!r} is out of range: {len(self.names)} classes"
                 raise DataError(what, where=f"{file}[{row}]")
-        return LabelledPixels(tuple(labels), pixels)
+        return tuple(labels), pixels
 
 
 def find_batches(path: Path) -> ImageBatches | None:

@@ -439,10 +439,10 @@ def _folders(images: ImageFolders) -> Parts:
 def _batches(batches: ImageBatches) -> Parts:
     def part(files: Sequence[Path]) -> Shard:
         read = [batches.read(file) for file in files]
-        labels = [label for each in read for label in each.labels]
-        pixels = np.frombuffer(b"".join(each.pixels for each in read), np.uint8)
+        labels = [label for own, _ in read for label in own]
+        pixels = np.frombuffer(b"".join(pixels for _, pixels in read), np.uint8)
         images = pixels.reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1)
-        names = [(str(file), len(each.labels)) for file, each in zip(files, read, strict=True)]
+        names = [(str(file), len(own)) for file, (own, _) in zip(files, read, strict=True)]
         source = ArraySource(np.ascontiguousarray(images), names)
         return Shard(source, list(range(len(labels))), labels)
 
