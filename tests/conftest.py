@@ -110,7 +110,8 @@ APART = ("real/test_resume", "real/test_fabric.py")
 TOGETHER = ("cluster/test_cluster_slurm", "cluster/test_slurm_jobs")
 # What takes longest goes first, so that no worker is left alone with it at the end.
 LONGEST = (
-    "real/test_deepspeed_files", "real/test_gpu_kit", "real/test_states", "real/test_engines", "real/test_run.py", "real/test_traffic",
+    "real/test_deepspeed_files", "real/test_gpu_kit", "real/test_states", "real/test_engines",
+    "real/test_run.py", "real/test_traffic",
     "cluster/test_slurm_jobs", "cluster/test_jobs", "cluster/test_launchers", "cluster/test_check",
     "cluster/test_prepare", "real/test_flops", "real/test_bench", "real/test_endings", "real/test_readme",
     "cluster/test_fabric", "real/test_instruments", "real/test_wheel", "real/test_resume",
