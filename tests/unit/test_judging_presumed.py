@@ -16,7 +16,12 @@ def test_a_number_of_a_file_only_counts(path: str) -> None:
     assert alike_parts(path, ["n1"]) == alike_parts(path.translate(str.maketrans("1237", "9999")), ["n1"])
 
 
-@pytest.mark.parametrize("path", ["lr1.log", "gpt2.log", "model_7.log"])
+@pytest.mark.parametrize("folder", ["w1", "W2", "w-03", "j12"])
+def test_a_folder_that_counts_waves_or_jobs(folder: str) -> None:
+    assert alike_parts(f"{folder}/train.log", ["n1"]) == ["*", "train.log"]
+
+
+@pytest.mark.parametrize("path", ["lr1.log", "gpt2.log", "model_7.log", "t5.log", "p4.log", "r1.log"])
 def test_a_number_of_a_setting_or_model_does_not_only_count(path: str) -> None:
     assert alike_parts(path, ["n1"]) == [path]
 

@@ -64,6 +64,7 @@ _COUNTED = re.compile(
 )
 # What counts waves, runs, passes, jobs, tasks or iterations; alone it may be a host's name.
 _COUNTER = re.compile(r"[ijprtw]\d{1,3}", re.IGNORECASE)
+_WAVE = re.compile(r"[jw]-?\d{1,3}", re.IGNORECASE)  # the same, and no model nor device
 _LIST = re.compile(r"[A-Za-z][A-Za-z0-9-]*\[[\d,-]+\]")
 _ATTEMPT = re.compile(r"attempt_\d+")
 _DRAWN = re.compile(r"(?<=_)[a-z0-9_]{8}(?=/attempt_\d)")  # what torchrun puts behind the name of a run
@@ -172,6 +173,7 @@ def alike_parts(path: str, hosts: Sequence[str]) -> list[str]:
     for part in PurePosixPath(place_of(_DRAWN.sub("*", path)).job).parts:
         for each in (_LIST, *reversed(own), _COUNTED):
             part = each.sub("*", part)
-        whole = _ENDING.sub("", part).isdecimal()  # 003.log
-        parts.append("*" if whole else re.sub(r"\*(?:[-_,+]\*)+", "*", part))
+        whole = _ENDING.sub("", part)
+        only_counts = whole.isdecimal() or _WAVE.fullmatch(whole)  # 003.log, w3/
+        parts.append("*" if only_counts else re.sub(r"\*(?:[-_,+]\*)+", "*", part))
     return parts
