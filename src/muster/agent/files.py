@@ -165,7 +165,7 @@ class Brought:
         try:
             os.utime(self.kept_at(digest))
             link(self.kept_at(digest), self.part_of(digest))
-        except FileNotFoundError:
+        except OSError:
             return False
         return True
 
