@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 CORES := $(shell $(PYTHON) -c 'import os; print(max(2, min(8, len(os.sched_getaffinity(0)))))')
 WORKERS := -n $(CORES) --no-loadscope-reorder
 # Half of a slow test's time is waiting: for a rank's end, a lease, a timeout, a compilation.
-MORE := -n $(shell expr $(CORES) + 2) --no-loadscope-reorder
+MORE := -n $(shell expr $(CORES) + 1) --no-loadscope-reorder
 
 # A Python that may write no bytecode compiles everything anew, in each of pytest's workers and in all that they start.
 export PYTHONDONTWRITEBYTECODE :=

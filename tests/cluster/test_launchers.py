@@ -119,7 +119,7 @@ def test_interrupt(launcher: str, whole: Cluster, tmp_path: Path) -> None:
 def test_unreachable_host_is_named(launcher: str, whole: Cluster, tmp_path: Path) -> None:
     """Nothing starts, and the host to mend is named."""
     whole.kill("node3")
-    overrides = [*LONG, *over(launcher, whole), "launch.connect_timeout=4"]
+    overrides = [*LONG, *over(launcher, whole), "launch.connect_timeout=10"]
     with Job(tmp_path / f"{launcher}-unreachable", HOSTS, *overrides) as job:
         code, document = job.finish()
         assert job.gone_within()
