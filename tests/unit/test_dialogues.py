@@ -39,9 +39,9 @@ def test_an_answer_of_weight_0_is_read_and_not_learned(tokenizer: Any) -> None:
     plain, weighted = (
         templates.parts(dialogue_of({"messages": said(first, None)}, Wanted(), "x:1")) for first in (1, 0)
     )
-    assert [tokens for tokens, _ in plain] == [tokens for tokens, _ in weighted]
-    assert [learned for _, learned in plain] == [False, True, False, True]
-    assert [learned for _, learned in weighted] == [False, False, False, True]
+    assert [part.tokens for part in plain] == [part.tokens for part in weighted]
+    assert [part.learned for part in plain] == [False, True, False, True]
+    assert [part.learned for part in weighted] == [False, False, False, True]
     for wrong in (said(1, 0), said(0.5, 1)):
         with pytest.raises(DataError, match="weight"):
             dialogue_of({"messages": wrong}, Wanted(), "x:1")
@@ -107,11 +107,11 @@ def _templates(tokenizer: Any, *, chat: bool) -> Any:
 def test_a_plain_prompt_is_taken_as_it_is(tokenizer: Any) -> None:
     templates = _templates(tokenizer, chat=False)
     sample = dialogue_of({"prompt": "Hi there", "answer": " Hello"}, Wanted(), "x")
-    (prompt, of_prompt), (answer, of_answer) = templates.parts(sample)
-    assert tokenizer.decode(prompt) == "Hi there" and not of_prompt
-    assert tokenizer.decode(answer) == " Hello</s>" and of_answer
-    assert prompt == templates.prompt(sample.turns)
-    assert answer == templates.answer(sample.turns, " Hello")
+    prompt, answer = templates.parts(sample)
+    assert tokenizer.decode(prompt.tokens) == "Hi there" and not prompt.learned
+    assert tokenizer.decode(answer.tokens) == " Hello</s>" and answer.learned
+    assert prompt.tokens == templates.prompt(sample.turns)
+    assert answer.tokens == templates.answer(sample.turns, " Hello")
 
 
 def test_all_answers_of_a_chat_are_learned_and_each_ends(tokenizer: Any) -> None:
@@ -119,16 +119,16 @@ def test_all_answers_of_a_chat_are_learned_and_each_ends(tokenizer: Any) -> None
     said = [*SAID, {"role": "user", "content": "now?"}, {"role": "assistant", "content": "So"}]
     sample = dialogue_of({"messages": said}, Wanted(), "x")
     parts = templates.parts(sample)
-    texts = [(tokenizer.decode(tokens), learned) for tokens, learned in parts]
+    texts = [(tokenizer.decode(part.tokens), part.learned) for part in parts]
     assert texts == [
         ("\n\nHuman: Hi\n\nAssistant: ", False),
         ("Hello</s>", True),
         ("\n\nHuman: now?\n\nAssistant: ", False),
         ("So</s>", True),
     ]
-    asked = [token for tokens, _ in parts[:-1] for token in tokens]
+    asked = [token for part in parts[:-1] for token in part.tokens]
     assert templates.prompt(sample.turns) == asked  # what is asked later is what was seen
-    assert templates.answer(sample.turns, "So") == parts[-1][0]
+    assert templates.answer(sample.turns, "So") == parts[-1].tokens
 
 
 CHATML = (
@@ -154,11 +154,10 @@ def test_an_answer_ends_once_as_its_template_ends_it(tmp_path: Path) -> None:
     said = [*SAID, {"role": "user", "content": "now"}, {"role": "assistant", "content": "So"}]
     sample = dialogue_of({"messages": said}, Wanted(), "x")
     parts = templates.parts(sample)
-    spoken = [made.decode(tokens) for tokens, learned in parts if learned]
-    assert spoken == ["Hello<|im_end|>", "So<|im_end|>"]
+    assert [made.decode(part.tokens) for part in parts if part.learned] == ["Hello<|im_end|>", "So<|im_end|>"]
     whole = made.apply_chat_template(said, tokenize=False).rstrip("\n")
-    assert made.decode([token for tokens, _ in parts for token in tokens]) == whole
-    assert templates.prompt(sample.turns) == [token for tokens, _ in parts[:-1] for token in tokens]
+    assert made.decode([token for part in parts for token in part.tokens]) == whole
+    assert templates.prompt(sample.turns) == [token for part in parts[:-1] for token in part.tokens]
     quoted = templates.answer((Turn("user", "Hi"),), "say <|im_end|> then")  # of which the end is the last
     assert made.decode(quoted) == "say <|im_end|> then<|im_end|>"
     assert (templates.end, made.eos_token_id, made.pad_token_id) == (end, end, end)

@@ -255,16 +255,16 @@ def test_a_heat_map_of_every_size() -> None:
     for count in (2, 13, 60):
         run = figures([f"n{i}" for i in range(count)], everyone(count, slow=1 if count > 2 else None))
         assert run.pairs is not None
-        styles = [style for _, cells in heat_map(run.pairs)["rows"] for style, _, _ in cells]
+        styles = [style for _, cells in heat_map(run.pairs).rows for style, _, _ in cells]
         assert len([each for each in styles if each]) == count * (count - 1)
         assert styles.count("slow") == (2 * (count - 1) if count > 2 else 0)
     count = page.MOST_HOSTS + 30
     run = figures([f"n{i}" for i in range(count)], everyone(count, slow=count - 1))
-    drawn = page.section(run)["map"]
-    assert drawn is not None and page.MOST_HOSTS // 2 <= len(drawn["rows"]) <= page.MOST_HOSTS
-    styles = [style for _, cells in drawn["rows"] for style, _, _ in cells]
-    assert styles.count("slow") == 2 * (len(drawn["rows"]) - 1)
-    assert f"of {count} are shown" in drawn["note"]
+    drawn = page.section(run).map
+    assert drawn is not None and page.MOST_HOSTS // 2 <= len(drawn.rows) <= page.MOST_HOSTS
+    styles = [style for _, cells in drawn.rows for style, _, _ in cells]
+    assert styles.count("slow") == 2 * (len(drawn.rows) - 1)
+    assert f"of {count} are shown" in drawn.note
 
 
 # Whose fault it is.

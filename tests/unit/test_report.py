@@ -374,11 +374,11 @@ def test_predictions_show_every_kind_and_count_all():
     ]
     shown, counts = answers.choose(predictions)
     assert len(shown) == answers.SHOWN
-    assert {kind.key: total for kind, total, _ in counts} == {
+    assert {each.kind.key: each.total for each in counts} == {
         "odd": 1, "empty": 1, "rows": 200, "same": 300, "exact": 500
     }  # fmt: skip
-    assert all(some for _, _, some in counts)
-    order = [kind.right for _, kind, _, _ in shown]
+    assert all(each.shown for each in counts)
+    order = [each.kind.right for each in shown]
     assert order == sorted(order)
     assert len(answers.choose(predictions[:3])[0]) == 3 and answers.choose([]) == ([], [])
     assert "1,002 in total, 50 shown" in check(a_run(predictions=tuple(predictions))).words
@@ -442,14 +442,14 @@ def test_a_command_of_an_earlier_versions_folder_is_masked():
 def test_versions_that_differ_have_a_column():
     hosts = [a_host("a", [0]), a_host("b", [1], versions={"torch": "2.9.0"})]
     table = tables.host_table(a_run(result=a_result(hosts=hosts)))
-    assert table["columns"][-1] == "torch" and [row[-1] for row in table["rows"]] == ["2.8.0", "2.9.0"]
+    assert table.columns[-1] == "torch" and [row[-1] for row in table.rows] == ["2.8.0", "2.9.0"]
 
 
 def test_hosts_that_are_one_machine_are_named():
     hosts = [a_host("local0", [0], hostname="vm"), a_host("local1", [1], hostname="vm")]
     assert any(
         "the same machine (vm)" in note
-        for note in tables.host_table(a_run(result=a_result(hosts=hosts)))["notes"]
+        for note in tables.host_table(a_run(result=a_result(hosts=hosts))).notes
     )
 
 

@@ -83,9 +83,6 @@ def start(
 ) -> int:
     """Run it here, submit it to Slurm, or print what would run. Return the exit code."""
     from muster.cli.views.progress import ProgressView
-    from muster.cli.views.waiting import waiting
-    from muster.runs.dry_run import dry_run as plan_only
-    from muster.runs.dry_run import format_dry_run
     from muster.runs.train import train as run_train
     from muster.store.runfolder import RunFolder, run_folder_of
 
@@ -94,10 +91,7 @@ def start(
     if inputs.inventory.ask is not None:
         return _submit(inputs, run, detach=detach, dry_run=dry_run, json=json)
     if dry_run:
-        with waiting(err_console(), "planning"):
-            document = plan_only(inputs, run)
-        print_json(document) if json else say(format_dry_run(document, verbose=verbose))
-        return 0
+        return _dry_run(inputs, run, json=json, verbose=verbose)
     with ProgressView(err_console()) as view:
         view.now("asking the hosts, and planning")
         result = run_train(inputs, run, watch=view, announce=view.announce)
@@ -149,3 +143,16 @@ def finish(result: Result, run: RunFolder, *, json: bool) -> int:
     if result.status.good:
         print_afterwards(run)
     return result.status.exit_code
+
+
+def _dry_run(inputs: Inputs, run: RunFolder, *, json: bool, verbose: bool) -> int:
+    from muster.cli.views.waiting import waiting
+    from muster.runs.dry_run import dry_run, format_dry_run
+
+    with waiting(err_console(), "planning"):
+        document = dry_run(inputs, run)
+    if json:
+        print_json(document)
+    else:
+        say(format_dry_run(document, verbose=verbose))
+    return 0

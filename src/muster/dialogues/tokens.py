@@ -30,7 +30,12 @@ PLAIN = (
 )
 
 
-TokenPart = tuple[list[int], bool]  # tokens of one piece of a sample, and whether they are an answer's
+@dataclass(frozen=True)
+class TokenPart:
+    """Tokens of one piece of a sample; `learned`: they are an answer's."""
+
+    tokens: list[int]
+    learned: bool
 
 
 class Templates:
@@ -50,20 +55,22 @@ class Templates:
         if turns[0].role == TEXT:
             tokens = self._tokens(turns[0].text, start=True)
             return tokens or [self.end]
-        return [token for tokens, _ in self._rendered(turns, None) for token in tokens]
+        return [token for part in self._rendered(turns, None) for token in part.tokens]
 
     def answer(self, turns: Sequence[Turn], text: str) -> list[int]:
         """Return an answer's tokens, with its end."""
         if turns[0].role == TEXT:
             return [*self._tokens(text), self.end]
-        return self._rendered(turns, text)[-1][0]
+        return self._rendered(turns, text)[-1].tokens
 
     def parts(self, sample: Dialogue) -> list[TokenPart]:
         """Return a sample's pieces in order. All answers of several turns are learned, unless a turn has
         weight 0."""
         if sample.turns[0].role == TEXT:
-            answer = self.answer(sample.turns, sample.answer or "")
-            return [(self.prompt(sample.turns), False), (answer, True)]
+            return [
+                TokenPart(self.prompt(sample.turns), False),
+                TokenPart(self.answer(sample.turns, sample.answer or ""), True),
+            ]
         return self._rendered(sample.turns, sample.answer or "")
 
     def _rendered(self, turns: Sequence[Turn], answer: str | None) -> list[TokenPart]:
@@ -80,10 +87,10 @@ class Templates:
             before = self._render(messages[:index], ask=True)
             after = self._render(messages[: index + 1], ask=False)
             spoken, rest = self._ended(self._new(before, after))
-            parts += [([*over, *self._new(done, before)], False), (spoken, learned[index])]
+            parts += [TokenPart([*over, *self._new(done, before)], False), TokenPart(spoken, learned[index])]
             done, over = after, rest
         if answer is None:
-            parts.append(([*over, *self._new(done, self._render(messages, ask=True))], False))
+            parts.append(TokenPart([*over, *self._new(done, self._render(messages, ask=True))], False))
         return parts
 
     def _new(self, before: str, after: str) -> list[int]:
@@ -287,13 +294,14 @@ def learned(
     everything."""
 
     def make(sample: Dialogue) -> dict[str, list[int]]:
-        *before, (final, _) = templates.parts(sample)
-        prompt = fitting.prompt([token for tokens, _ in before for token in tokens], sample.where)
-        (answer,) = fitting.answers(prompt, final)
+        parts = templates.parts(sample)
+        *before, final = parts
+        prompt = fitting.prompt([token for part in before for token in part.tokens], sample.where)
+        (answer,) = fitting.answers(prompt, final.tokens)
         labels: list[int] = []
-        for tokens, is_answer in before:
-            counts = what == "everything" or (what == "answers" and is_answer)
-            labels += tokens if counts else [IGNORED] * len(tokens)
+        for part in before:
+            counts = what == "everything" or (what == "answers" and part.learned)
+            labels += part.tokens if counts else [IGNORED] * len(part.tokens)
         return {"input_ids": [*prompt, *answer], "labels": [*labels, *answer]}
 
     rows = usable(samples, make, errors)

@@ -44,8 +44,23 @@ KINDS = (
 )
 
 
-Shown = tuple[Answer, AnswerKind, Words, Words]  # a prediction on the page, what it says, what was expected
-Count = tuple[AnswerKind, int, int]  # how many of a kind there are, and how many of them are shown
+@dataclass(frozen=True)
+class ShownAnswer:
+    """A prediction on the page."""
+
+    prediction: Answer
+    kind: AnswerKind
+    predicted: Words
+    expected: Words
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many of a kind there are, and how many of them are shown."""
+
+    kind: AnswerKind
+    total: int
+    shown: int
 
 
 def kind_of(prediction: Answer) -> AnswerKind:
@@ -55,7 +70,7 @@ def kind_of(prediction: Answer) -> AnswerKind:
 
 def choose(
     predictions: Sequence[Answer], names: Mapping[str, str] = NOTHING, most: int = SHOWN
-) -> tuple[list[Shown], list[Count]]:
+) -> tuple[list[ShownAnswer], list[Count]]:
     """Return all kinds of wrong answers first, then a few right ones; and the counts of all, shown or not.
     `names`: what kinds are called where answers are not texts."""
     kinds = [replace(kind, name=names.get(kind.key, kind.name)) for kind in KINDS]
@@ -64,11 +79,11 @@ def choose(
         groups[kind_of(each).key].append(each)
     share = _shares({key: len(group) for key, group in groups.items()}, most)
     shown = [
-        (each, kind, *compare(clip(each.predicted), clip(each.expected)))
+        ShownAnswer(each, kind, *compare(clip(each.predicted), clip(each.expected)))
         for kind in kinds
         for each in groups[kind.key][: share[kind.key]]
     ]
-    counts = [(kind, len(groups[kind.key]), share[kind.key]) for kind in kinds if groups[kind.key]]
+    counts = [Count(kind, len(groups[kind.key]), share[kind.key]) for kind in kinds if groups[kind.key]]
     return shown, counts
 
 

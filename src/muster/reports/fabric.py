@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
 
 from muster.core.fabric import FabricRun, Matmul, PairMatrix
 from muster.core.result import Result
@@ -95,11 +95,25 @@ def pair_rows(pairs: PairMatrix) -> tuple[tuple[str, ...], list[tuple[str, ...]]
     return ("", *pairs.names), rows
 
 
-def section(fabric: FabricRun) -> dict[str, Any]:
-    """Return everything of the fabric but its charts, for the page's template."""
+@dataclass(frozen=True)
+class PageSection:
+    """What the page's template shows."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    map: PairMap | None
+    products: list[tuple[str, ...]]
+
+
+def section(fabric: FabricRun) -> PageSection:
+    """Return everything of the fabric but its charts."""
     columns, rows = sweep_rows(fabric)
-    pairs = heat_map(fabric.pairs) if fabric.pairs else None
-    return {"columns": columns, "rows": rows, "map": pairs, "products": _products(fabric)}
+    return PageSection(
+        columns=columns,
+        rows=rows,
+        map=heat_map(fabric.pairs) if fabric.pairs else None,
+        products=_products(fabric),
+    )
 
 
 def charts(fabric: FabricRun) -> list[Chart]:
@@ -144,9 +158,19 @@ def _products(fabric: FabricRun) -> list[tuple[str, ...]]:
 # The matrix of pairs as a table whose cells are coloured: the fuller the colour, the faster.
 
 
-def heat_map(pairs: PairMatrix) -> dict[str, Any]:
-    """Return bandwidth from row to column for the page's template: names, a label, a note, and per row (name,
-    cells); a cell is class, title, text. Of too many hosts to show, those with the slowest links.
+@dataclass(frozen=True)
+class PairMap:
+    """What the page's template shows: names, and per row (name, cells). A cell: class, title, text."""
+
+    names: tuple[str, ...]
+    rows: list[tuple[str, list[tuple[str, str, str]]]]
+    label: str
+    note: str
+
+
+def heat_map(pairs: PairMatrix) -> PairMap:
+    """Return bandwidth from row to column. Where there are too many hosts to show, those with the slowest
+    links.
 
     The warning's colour is used below half of the median of the senders' best: of three hosts, one that is
     slow makes most links slow, and with them their median.
@@ -177,13 +201,13 @@ def heat_map(pairs: PairMatrix) -> dict[str, Any]:
         title += f", {micro(latency)}" if latency is not None else ""
         return style, title, number(rate * 8 / 1e9, 3) if len(kept) <= FEW else ""
 
-    range_ = f"from {gbit(min(cells.values()))} to {gbit(high)}, median {gbit(middle)}"
-    return {
-        "names": [names[each] for each in kept] if len(kept) <= FEW else [],
-        "rows": [(names[row], [cell(row, column) for column in kept]) for row in kept],
-        "label": f"Bandwidth of each pair of hosts: {range_}",
-        "note": note,
-    }
+    return PairMap(
+        names=tuple(names[each] for each in kept) if len(kept) <= FEW else (),
+        rows=[(names[row], [cell(row, column) for column in kept]) for row in kept],
+        label=f"Bandwidth of each pair of hosts: from {gbit(min(cells.values()))} to {gbit(high)}, "
+        f"median {gbit(middle)}",
+        note=note,
+    )
 
 
 def _slowest(cells: Mapping[tuple[int, int], float]) -> set[int]:

@@ -42,6 +42,15 @@ class TimeSlice:
         return seconds(self.amount)
 
 
+@dataclass(frozen=True)
+class HostTable:
+    """The hosts, with a column for every version that differs between them."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
 def time_parts(data: RunData) -> tuple[list[TimeSlice], str]:
     """Return where the time went, and a note on it."""
     if data.result is None:
@@ -80,9 +89,8 @@ def time_parts(data: RunData) -> tuple[list[TimeSlice], str]:
     return parts, note
 
 
-def host_table(data: RunData) -> dict[str, Any]:
-    """Return each host's hardware and work: columns, one for every version that differs among them; rows;
-    notes."""
+def host_table(data: RunData) -> HostTable:
+    """Return each host's hardware and work."""
     hosts = data.result.hosts if data.result else []
     versions = {each.host: _versions(each) for each in hosts}
     names = sorted({name for installed in versions.values() for name in installed})
@@ -108,8 +116,7 @@ def host_table(data: RunData) -> dict[str, Any]:
     notes = [_same_machine(hosts)]
     if len(hosts) > 1 and not differ:
         notes.append("All hosts have the same versions; they are listed below.")
-    heads = [*(head for head, _ in columns), *differ]
-    return {"columns": heads, "rows": rows, "notes": [note for note in notes if note]}
+    return HostTable((*(head for head, _ in columns), *differ), rows, tuple(note for note in notes if note))
 
 
 def _parts(host: HostReport) -> str:
