@@ -195,11 +195,12 @@ class Brought:
                 return
             target = os.path.join(place, path)
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            own, kept, made = self.part_of(digest), self.kept_at(digest), hashlib.sha256()
-            if not (os.path.exists(own) or os.path.exists(kept)):
+            kept, made = self.kept_at(digest), hashlib.sha256()
+            content = next(filter(os.path.exists, (self.part_of(digest), kept)), None)
+            if content is None:
                 what = "%s is gone: another command that brought the same file has removed it" % kept
                 raise Problem(what, "start again: it is sent anew")
-            with open(own if os.path.exists(own) else kept, "rb") as source, open(target, "wb") as copy:
+            with open(content, "rb") as source, open(target, "wb") as copy:
                 for block in iter(lambda: source.read(1 << 20), b""):
                     made.update(block)
                     copy.write(block)

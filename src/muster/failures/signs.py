@@ -276,7 +276,7 @@ _FORCED = re.compile(
     r"\bAborting on container exit|^Gracefully stopping\.\.\. \(press Ctrl\+C again"
 )
 # Open MPI's account of the one rank that it noticed, and Hydra's of all that a signal ended.
-_MPI_CRASHED = re.compile(r"KILLED BY SIGNAL: (?!9\b)\d|\bexited on signal (?!9\b)\d")
+_MPI_SIGNAL = re.compile(r"\bexited on signal \d|KILLED BY SIGNAL: |EXIT STRING: ")
 _MPI_KILLED = re.compile(r"\bexited on signal 9\b|(?P<all>KILLED BY SIGNAL: 9\b|EXIT STRING: Killed)")
 _CANCELLED = re.compile(r"CANCELLED AT \S+ \*\*\*|JobState=CANCELLED\b|^State: CANCELLED\b")  # by Slurm
 _CONTAINER = re.compile(r"^\s*\S+ exited with code \d")  # of docker compose
@@ -819,12 +819,13 @@ class Signs:
         signs = self.earlier | {key: sign for key, sign in self.now.items() if key not in self.earlier}
         signs |= self.kept
         raised = {host for weight, host, _ in signs if weight == "exception"}
-        crashed = any(each.weight == "crash" and _MPI_CRASHED.search(each.text) for each in signs.values())
+        of_mpi = [each for each in signs.values() if _MPI_SIGNAL.search(each.text)]
+        crashed = any(each.weight == "crash" for each in of_mpi)
         return [
             sign
             for sign in signs.values()
             if (sign.weight != "crash" or sign.host not in raised)
-            and not (crashed and sign.weight == "killed" and _MPI_KILLED.search(sign.text))
+            and not (crashed and sign.weight == "killed" and sign in of_mpi)
         ]
 
     def _add(

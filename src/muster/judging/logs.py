@@ -137,12 +137,13 @@ def load_baselines(path: Path) -> dict[JobClass, Baseline]:
         raise UsageError(
             "is not the output of muster judge --json", where=str(path), hint="muster judge DIR --json > FILE"
         ) from None
-    return {JobClass(each.work, each.hosts): _stored(each) for each in peers if each.step_seconds > 0}
-
-
-def _stored(peers: Peers) -> Baseline:
-    """Return the baseline: of few jobs, their deviation can be small by chance."""
-    return Baseline(peers.step_seconds, settle(peers.deviation, peers.jobs, ()), peers.jobs, stored=True)
+    baselines = {}
+    for each in peers:
+        if each.step_seconds > 0:
+            deviation = settle(each.deviation, each.jobs, ())  # of few jobs it can be small by chance
+            key = JobClass(each.work, each.hosts)
+            baselines[key] = Baseline(each.step_seconds, deviation, each.jobs, stored=True)
+    return baselines
 
 
 def table_of(document: Judged) -> str:

@@ -88,7 +88,7 @@ _SOFTLY = re.compile(
 _PART_DONE = re.compile(r"\.{2,}\W*(?:done|finished|completed?|success)\W*$", re.IGNORECASE)
 _LAST_PART = re.compile(r"\b(?:sav|writ|export|upload|clean|clos)\w*(?!.*(?:checkpoint|ckpt))", re.IGNORECASE)
 _CHECK = re.compile(r"\b(?:\w*check|probe|prolog|hook|init container)\b.*\bcode\b", re.IGNORECASE)
-# What a shell prints before the next program (`set -x`), and scripts before the next of several runs.
+# What scripts print before the next of several runs; and what a shell prints (`set -x`) before a program.
 BANNER = re.compile(
     r"[#=*-]{2,}(?!.*\b(?:done|finished|completed?|ended|results?|summary|score)\b)"
     r".*(?:\b(?:task|job|run|attempt|seed|fold|stage|trial)\b\W*\d|\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d)",
