@@ -447,6 +447,11 @@ class Sign:
         return self.entry is not None and self.entry.is_echo
 
     @property
+    def final(self) -> bool:
+        """Whether it surely ended a process."""
+        return self.uncaught or self.weight in ("killed", "crash")
+
+    @property
     def scheduled(self) -> bool:
         """Whether a scheduler says that it ended the job: its time was over, or it was cancelled."""
         return self.weight == "limit" or (self.weight == "external" and bool(_CANCELLED.search(self.text)))
@@ -634,8 +639,7 @@ class Signs:
     def restart(self) -> None:
         """Begin another run: steps are counted anew. What ended a process ended the run before."""
         for sign in (*self.earlier.values(), *self.now.values()):
-            ended = sign.uncaught or sign.weight in ("killed", "crash")
-            if ended and sign not in self.before and len(self.before) < _FEW:
+            if sign.final and sign not in self.before and len(self.before) < _FEW:
                 self.before.append(sign)
         if self.attempted:
             self.relaunched, self.attempted, self.broke = True, False, False

@@ -170,13 +170,13 @@ class LineFeed:
     def _count(
         self, block: Sequence[str], begin: int, end: int, before: Sequence[str], ended: bool = True
     ) -> None:
-        """Look for progress in lines of no known format: in those after a sign, which may be another run's,
-        before the next one, and before a block's end. `ended`: whether the training was over before them; a
-        line after them may have said so."""
+        """Look for progress in lines of no known format: in those before a sign, before a block's end, and
+        after what ended a process, since they may be another run's. `ended`: whether the training was over
+        before them; a line after them may have said so."""
         signs = self.frame.signs
-        pending = bool(signs.now or signs.earlier)
+        pending = [*signs.now.values(), *signs.earlier.values()]
         near = ENOUGH if pending or end < len(block) else _FEW
-        middle = min(begin + ENOUGH, end) if pending else begin
+        middle = min(begin + ENOUGH, end) if any(each.final for each in pending) else begin
         after = signs.finished and not ended and not self.frame.steps
         signs.finished = signs.finished and not after
         for place in chain(range(begin, middle), range(max(middle, end - near), end)):
