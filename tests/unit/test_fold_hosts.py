@@ -41,10 +41,10 @@ def split(attempt: int = 1, **changes: object) -> events.Split:
 def test_the_reports_host_table_has_them_where_there_are_any() -> None:
     with_shares, without = result(split()), result()
     table = tables.host_table(a_run(result=with_shares))
-    columns = dict(zip(table["columns"], zip(*table["rows"], strict=True), strict=True))
+    columns = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
     assert columns["Share of a micro-step"] == ("22", "10")
     assert [value.split()[0] for value in columns["Speed, alone"]] == ["400.0", "190.0"]
-    assert "Share of a micro-step" not in tables.host_table(a_run(result=without))["columns"]
+    assert "Share of a micro-step" not in tables.host_table(a_run(result=without)).columns
 
 
 def test_samples_of_hours_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
