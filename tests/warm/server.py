@@ -11,6 +11,7 @@ from __future__ import annotations
 import _imp
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import importlib.machinery
@@ -22,7 +23,9 @@ import signal
 import socket
 import struct
 import sys
+import zipfile
 import zipimport
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,12 @@ IMPORTED = (
     "torch.distributed.algorithms.ddp_comm_hooks", "torch.distributed.checkpoint.state_dict", "sqlite3",
     "torch._inductor.compiler_bisector", "torch._dynamo.repro.after_dynamo", "multiprocessing.forkserver",
     "torch._subclasses.schema_check_mode", "torch.profiler._cupti_monitor", "pydantic.dataclasses",
+)  # fmt: skip
+# What ranks import of Muster: a third of a second each. A fork whose code is another imports it itself.
+MUSTERS = (
+    "muster.worker.main", "muster.engines.ddp.runtime", "muster.engines.fsdp.runtime",
+    "muster.engines.deepspeed.runtime", "muster.workloads.text2sql.train", "muster.workloads.causal_lm.train",
+    "muster.workloads.image_classification.train", "muster.workloads.sft.train",
 )  # fmt: skip
 # Variables that are read at an import: a request in which they are not as here is refused.
 READ_ONCE = (
@@ -180,6 +189,9 @@ class Made:
         torch.set_num_threads(int(env.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
         numpy.random.seed(None)
         given = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        if not all(same_code(Path(entry)) for entry in given):
+            for name in [name for name in sys.modules if name.partition(".")[0] == "muster"]:
+                del sys.modules[name]
         sys.path[:] = [os.getcwd(), *given, *self.path]
         importlib.invalidate_caches()
 
@@ -193,6 +205,28 @@ def run(made: Made, request: Request) -> None:
     """What was asked for."""
     made.process(request.argv, request.env)
     made.module(request.module, request.argv[3:])
+
+
+def same_code(path: Path) -> bool:
+    """Whether a folder or a zip of code has Muster as it is here, or none."""
+    if not zipfile.is_zipfile(path):
+        return not (path / "muster").exists()
+    for each in zipfile.ZipFile(path).infolist():
+        here = MUSTER.parent / each.filename
+        if each.filename.startswith("muster/") and (
+            not here.exists() or each.CRC != zlib.crc32(here.read_bytes())
+        ):
+            return False
+    return True
+
+
+def ask_once() -> None:
+    """Keep what DeepSpeed asks programs about the processor, which each of its ranks does."""
+    with contextlib.suppress(ModuleNotFoundError):
+        for module, name in (("cpuinfo", "get_cpu_info"), ("deepspeed.utils.numa", "get_numa_cores")):
+            asked = importlib.import_module(module)
+            setattr(asked, name, functools.cache(getattr(asked, name)))
+            getattr(asked, name)()
 
 
 def compile_once() -> None:
@@ -274,7 +308,12 @@ def main() -> Callable[[], None]:
     for name in IMPORTED:
         with contextlib.suppress(ModuleNotFoundError):  # not every machine has DeepSpeed
             importlib.import_module(name)
+    sys.path.insert(0, str(MUSTER.parent))
+    for name in MUSTERS:
+        importlib.import_module(name)
+    sys.path.remove(str(MUSTER.parent))
     compile_once()
+    ask_once()
     # A table of a thousand regular expressions, which each rank that saves a model would make.
     importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("")
     threads = len(os.listdir("/proc/self/task"))
