@@ -190,9 +190,9 @@ def by_the_lines(done: RunFolder) -> str:
     lines = loading_lines(done)
     assert "muster" not in lines.replace(str(done.path), "")
     where = done.path.parent.parent
-    ran = subprocess.run(
-        [sys.executable, "-c", lines], cwd=where, capture_output=True, text=True, timeout=120
-    )
+    argv = [sys.executable, "-m", "tests.real.lines", str(where), lines]
+    root = Path(__file__).resolve().parents[1]
+    ran = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
 

@@ -214,7 +214,7 @@ def same_code(path: Path) -> bool:
     for each in zipfile.ZipFile(path).infolist():
         here = MUSTER.parent / each.filename
         if each.filename.startswith("muster/") and (
-            not here.exists() or each.CRC != zlib.crc32(here.read_bytes())
+            not here.exists() or zlib.crc32(here.read_bytes()) != each.CRC
         ):
             return False
     return True
