@@ -203,6 +203,15 @@ def test_events_of_another_shape_are_noted() -> None:
     assert (run.sweeps, run.products) == ([], []) and len(read.notes) == 2
 
 
+@pytest.mark.parametrize("kind", ["values", "pair", "curtailed", "begin", "end", "missing"])
+def test_events_that_lack_a_part_are_noted(kind: str) -> None:
+    made = job(["a", "b"])
+    read = RankEvents(made.placements, "cpu", heard(made, [(0, kind, {})]).measured)
+    run = fabric_run(read)
+    assert (run.values, run.pairs, run.seconds, read.accused(), read.curtailed()) == ([], None, {}, {}, [])
+    assert len(read.notes) == 1 and "a:" in read.notes[0]
+
+
 def test_a_second_attempt_begins_anew() -> None:
     made = job(["a", "b"])
     folder = heard(made, everyone(2))

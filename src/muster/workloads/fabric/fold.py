@@ -35,6 +35,15 @@ Event = Mapping[str, Any]
 Rates = Mapping[tuple[str, str], float]  # (from host, to host) -> bytes/s
 K = TypeVar("K")
 T = TypeVar("T")
+# What an event of a kind has to have, where several are read together: damaged files may lack it.
+_NEEDED = {
+    "values": ("operation", "method", "elements", "wrong", "shown"),
+    "pair": ("source", "target", "bytes", "time", "seconds", "latencies"),
+    "curtailed": ("operation", "bytes", "seconds"),
+    "begin": ("question",),
+    "end": ("question",),
+    "missing": ("question", "ranks"),
+}
 
 
 class RankEvents:
@@ -58,7 +67,11 @@ class RankEvents:
             self.add(host, event)
 
     def add(self, host: str, event: Event) -> None:
-        """Add an event."""
+        """Add an event. One that lacks a part is noted and left out."""
+        lacking = [name for name in _NEEDED.get(event["kind"], ()) if name not in event]
+        if lacking:
+            self.notes.append(f"{host}: an event {event['kind']} that cannot be read: it has no {lacking[0]}")
+            return
         self.events.append((host, event))
         if event["kind"] == "ready":
             self._names[event["rank"]] = str(event.get("device", "unknown"))
