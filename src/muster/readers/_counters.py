@@ -284,8 +284,8 @@ def left_open(after: Sequence[str], before: Iterable[str]) -> str:
     begun = _BEGUN.search(lines[0]) and lines[0].rstrip().endswith("...")
     if begun or NEXT_RUN.match(lines[0]) or _DOING.match(lines[0]):
         return lines[0]
-    kind = re.sub(r"[\d.]+", "", lines[0])
-    alike = list(takewhile(lambda line: re.sub(r"[\d.]+", "", line) == kind, lines))
+    shape = re.sub(r"[\d.]+", "", lines[0])
+    alike = list(takewhile(lambda line: re.sub(r"[\d.]+", "", line) == shape, lines))
     figures = [[*map(_number, re.findall(r"\d+", line))] for line in alike[:_GROWN]]
     growing = len(figures) == _GROWN and all(later > each for later, each in pairwise(figures))
     if growing and any(map(_DOING.match, lines[len(alike) : len(alike) + 1])):
