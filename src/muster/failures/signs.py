@@ -932,6 +932,9 @@ class Signs:
                 if spot and raised:
                     sign = replace(sign, code=spot.code, uncaught=spot.uncaught, own=spot.own)
                     sign = replace(sign, hooked=spot.hooked, quoted=quoted == "perhaps")
+                    ways, innermost = _AT.get(failure or "", ()), spot.innermost if failure in _AT else ""
+                    own = next((each for each, at in ways if at.search(innermost)), failure)
+                    sign = replace(sign, failure=own)
                     heading = spot.heading if sign.code and not sign.uncaught else ""
                     sign = replace(sign, logged=is_logged(heading))
                     if sign.logged and goes_on(heading):
@@ -1259,8 +1262,6 @@ class Signs:
                 failure = _REFUSED
             elif failure == _FULL and spot and spot.serving:
                 failure = _SERVED
-            elif spot and failure in _AT and (innermost := spot.innermost):
-                failure = next((each for each, at in _AT[failure] if at.search(innermost)), failure)
             self._add(match.phrase.weight, failure, text, (None,) if nobody else hosts, rank, of)
             return False
         if _CRASH.search(text) or (shell and shell["how"] != "Aborted"):

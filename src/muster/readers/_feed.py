@@ -474,15 +474,17 @@ class LinePlace(NamedTuple):
     def quoted(self) -> Literal["no", "perhaps", "yes"]:
         """Whether a model wrote what stands here: a mark above says that a sample of text begins. `yes`: and
         one below that it ends there; `perhaps`: no end is near, or a traceback is right below such words."""
-        for line in islice(self._back(), 1, _LONG):
-            if mark := _SAMPLE.match(_unprefixed(line)):
-                if mark["end"]:
-                    return "no"
+        begun = False
+        for line in map(_unprefixed, filter(str.strip, islice(self._back(), 1, _LONG))):
+            if mark := _SAMPLE.match(line):
                 ends = (match for each in self.below if (match := _SAMPLE.match(_unprefixed(each))))
-                return "yes" if any(match["end"] for match in ends) else "perhaps"
+                return "no" if mark["end"] else "yes" if any(match["end"] for match in ends) else "perhaps"
+            if begun and _SPOKEN.match(line):
+                return "perhaps"
             if counts(line):
-                break
-        return "perhaps" if _SPOKEN.match(self.heading) else "no"
+                return "no"
+            begun = "Traceback (most recent call last)" in line
+        return "no"
 
     def further(self, text: str) -> Sequence[str]:
         """Return the next lines of the same sender, without what stands there before `text`, which is the end
