@@ -394,7 +394,8 @@ class Spot:
     hooked: bool = False
     above: None = None
     serving: bool = False
-    shared: bool = False
+    innermost: str = ""
+    quoted: str = "no"
 
     def further(self, text: str) -> tuple[str, ...]:
         return ()

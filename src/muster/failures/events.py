@@ -32,7 +32,9 @@ class PodEvent(NamedTuple):
     def ends(self, warning: PodEvent, later: bool) -> bool:
         """Return whether it takes back a warning about the same object, or one of what it owns. `later`: it
         stands behind that one, which counts where their ages do not tell."""
+        whole = self.stage == OVER and not self.of.startswith("pod/")  # whatever befell other pods before
         owns = self.stage == OVER and _name(warning.of).startswith(f"{_name(self.of)}-")
+        owns = owns or (whole and warning.normal)
         if not (self.of == warning.of or owns) or self.stage < warning.stage:
             return False
         if self.age is None or warning.age is None or self.age == warning.age:

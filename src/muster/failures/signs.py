@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 from muster.core.inventory import split_hosts
 from muster.failures.collectives import HINTS as COLLECTIVES
@@ -38,6 +38,9 @@ _REASONS = tuple(
             "Main process exited",
             "Exit Code",
             "Exit code",
+            "non-zero code: ",
+            "Falling back to cpu",
+            "exited on",
             "Exit Status: ",
             "' was stopped",
             "terminated with the following error",
@@ -81,7 +84,7 @@ _NUMBERED = re.compile(
     r"errno|os error|\bcode\b|client error|\bper gpu\b", re.IGNORECASE
 )  # what counts is a number
 _EXCEPTION = re.compile(
-    r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?=: |\s*$)"
+    r"(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|ZipFile)\b(?=: |\s*$)"
 )
 _HANDLED = "During handling of the above exception, another exception occurred"
 _CAUSED = "The above exception was the direct cause of the following exception"
@@ -102,16 +105,21 @@ _EXITS = re.compile(
     r"Rank (?P<rank>\d{1,6}) crashed with exit code (?P<composer>-?\d{1,9})|"
     r"Child process with PID \d+ terminated with code (?P<lightning>-?\d{1,9})|"
     r"^Exited with exit code (?P<lsf>\d{1,3})\.\s*$|"
+    r"^Process (?:finished|exited) with (?:exit )?code (?P<ide>-?\d{1,10})|"  # PyCharm, VS Code
+    r"returned a non-zero code: (?P<docker>\d{1,3})\s*$|"
+    r"did not complete successfully: exit code: (?P<buildkit>\d{1,3})\b|"
     r"MPI_ABORT was invoked on rank (?P<abort>\d{1,6})\b|MPI_Abort\(.* - process (?P<aborted>\d{1,6})\s*$|"
     r"^= +(?:EXIT CODE: (?P<hydra>-?\d{1,9})|KILLED BY SIGNAL: (?P<intel>\d{1,2}))|"
     r"WITH THE EXIT STRING: .*\(signal (?P<mpich>\d{1,2})\)|"
     r"^\s*Exit Status:\s+(?P<pbs>-?\d{1,3})\b|"
     r"(?:\bERROR\b.*|[Rr]eplica \S+(?: \d+)?) exited with (?:a )?(?:non-?zero )?"
     r"(?:exit )?(?:code|status)(?: code)?(?: of)? (?P<any>-?\d{1,9})\b|"
-    r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b|exited on signal (?P<mpi>\d{1,2})\b"
+    r"(?:failed \(exitcode|exitcode +): (?P<elastic>-?\d{1,9})\b|"
+    r"(?:noticed that process rank (?P<noticed>\d{1,6}) with PID \d+ on node \S+ )?"
+    r"exited on(?: signal (?P<mpi>\d{1,2})\b|\s*$)"
 )
 _SIGNALS = ("mpi", "intel", "mpich")  # groups that are a signal's number
-_RANKS = ("rank", "abort", "aborted")  # groups that are a rank
+_RANKS = ("rank", "abort", "aborted", "noticed")  # groups that are a rank
 _TASKS = re.compile(r"srun: error: \S+: tasks? [\d,-]+: ")
 _SRUN_KILLED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: (?:Killed|Exited with exit code 137)")
 # What a shell says of a program that a signal ended: alone, or after its own name and the process's number.
@@ -173,7 +181,7 @@ _HELPER = re.compile(
     r"(?:(?:nvidia|rocm|amd|npu|xpu)-smi|dcgmi|nvtop|nvitop|gpustat|tensorboard|h?top|free|watch|while|"
     r"(?:vm|io|mp|d|pid)stat|sar|tail|tee|sleep|rsync|jupyter\S*)\b"
 )
-_LSF_DONE = re.compile(r"Subject: Job \d+: <.*> in cluster <.*> Done\s*$")
+_LSF_REPORT = re.compile(r"Subject: Job \d+(?:\[\d+\])?: <.*> in cluster <.*> (Done|Exited)\s*$")
 _LSF = "TERM_"  # what LSF reports of a job's end, before its output as well as after it
 # What kubectl, Docker's swarm, Ray and syslog put before the lines of each pod, task, process and host.
 _PREFIXED = (
@@ -191,7 +199,7 @@ _WHO = re.compile(
     r"error: Task launch for \S+ failed on node (?P<launch>[\w.-]+)|"
     r"pdsh@\S+: (?P<pdsh>[\w.-]+): ssh exited|^(?P<shell>[\w.-]+): -?(?:ba|da|z|k)?sh: |"
     r"ssh: connect to host (?P<ssh>\S+) port|"
-    r"on node (?P<mpi>\S+) exited on signal|\b[Rr]ank \d+, node (?P<megatron>[\w.-]+), device \d|"
+    r"on node (?P<mpi>\S+) exited on(?: signal|\s*$)|\b[Rr]ank \d+, node (?P<megatron>[\w.-]+), device \d|"
     r"(?:at node \(ID: \w+, IP|[Mm]emory on the node \(IP): (?P<ray>[\w.:]+)|"
     r"^(?P<pals>[\w.-]+): (?:shepherd|rank \d+) died from|\bError from \w+@(?P<condor>[\w.-]+): "
 )
@@ -289,6 +297,7 @@ _NODE = re.compile(r"Node: {2,}(?:([\w.-]+)/\S*)?")  # of the pod that kubectl d
 _STATUS = re.compile(r"Status: {2,}(\w+)\s*$")  # and how that one ended
 _OF_POD = re.compile(r"\s+(?:Reason|Exit Code|Message): ")
 _SNIPPET = re.compile(r"\[Rank (\d{1,9}) Error Snippet\]:")  # whose exception Ray Train shows
+_NOTICED = re.compile(r"noticed that process rank \d+ .* exited on\s*$")  # PRRTE's, whose next line says how
 _ILLEGAL = re.compile(r"Illegal instruction|SIGILL|4/ILL|(?:code|code =|exitcode *:) -4\b|(?i:signal):? 4\b")
 _BUS = re.compile(r"[Bb]us error|SIGBUS|7/BUS|(?:code|code =|exitcode *:) -7\b|(?i:signal):? 7\b")
 _REASON = re.compile(r"\s*Reason: ")  # a word, of which a message may tell more
@@ -320,6 +329,11 @@ _CLUE = re.compile(
 )
 # The kernel's word on a process by its number, and that of a launcher or a shell.
 _KERNEL = re.compile(r"(?:Killed process |(?:SIGBUS to|Killing) \S{1,16}:)(\d+)\b")
+# A program that the kernel killed, and that is none of those by which a training runs.
+_BYSTANDER = re.compile(
+    r"Out of memory: Kill(?:ed)? process \d+ \((?!python|pt_|ray|torch|deepspeed|accelerate|java|srun|slurm|"
+    r"mpi|orted|prted|hydra|\S*train|ba?sh\)|sh\))"
+)
 _PID = re.compile(r"\(pid: (\d+)\)|\bPID (\d+)\b|: line \d+: +(\d+) ")
 # Messages that go on in the lines below.
 _RAY_MEMORY = "the node running low on memory"
@@ -327,7 +341,7 @@ _NCCL_FAILED, _OF_FILES, _LLM_C = "NCCL error in: ", "DatasetGenerationCastError
 _KERAS = "Exception encountered when calling "
 # What an exception says that only tells where its cause is told.
 _POINTS = re.compile(
-    r"\bTrials did not complete\b|\blook up to see its traceback\b|"
+    r"\bTrials did not complete\b|\b[Cc]heck the print statements above\b|\blook up to see its traceback\b|"
     r"\b(?:[Ss]ee|[Ll]ook at|[Cc]heck) (?:the )?(?:\w+ )?"
     r"(?:errors?|exceptions?|stack ?trace|traceback|logs?|root cause)\b"
     r".{0,9}\b(?:above|for (?:the |more )?(?:root cause|details))\b"
@@ -362,7 +376,8 @@ _COMPLAINT = re.compile(
     r"[Uu]nknown|[Uu]nrecognized) \w|"
     rf"[a-z./][\w./+-]*: .*: (?:{_ERRNO})(?: \(\d+\))?$|"
     rf".*\b(?:[Uu]nable to|[Cc]annot|[Cc]ould not|[Ff]ailed to) \w.*\((?:{_ERRNO})\)$|"
-    r"curl: \(\d+\) \w|docker: Error response from daemon: "
+    r"curl: \(\d+\) \w|docker: Error response from daemon: |(?:denied|unauthorized): \w|"
+    r"make(?:\[\d+\])?: \*\*\* \["
 )
 # What of that keeps no program from its work: of terminals, users' names, versions, and libraries probed for.
 _HARMLESS = re.compile(
@@ -383,8 +398,23 @@ _COMPUTED = frozenset((
     "gpu_hardware",
 ))  # fmt: skip
 _FULL, _SERVED = "cuda_oom", "generation_memory"  # of a GPU; where vLLM found it
-# Where Python's shared memory is: what is full, and what is not there.
-_IN_SHM = {"disk_full": "dev_shm_dataloader", "no_such_file": "shared_memory_gone"}
+_REFUSED, _ON_CPU = "host_memory_refused", "Falling back to cpu"  # where JAX says that it computes there
+# What the innermost frame of a traceback tells of a failure: of Python's shared memory, of a program that is
+# started, of what is removed or renamed, and of memory of the host that is pinned.
+_SHARED = r"/multiprocessing/(?:synchronize|shared_memory|reductions)\.py "
+_STARTS = r"/subprocess\.py |\bos\.(?:exec|spawn|posix_spawn)\w*\("
+_REMOVES = r"\b(?:os|shutil)\.(?:remove|unlink|rmdir|removedirs|renames?|replace|rmtree|move)\(|\.unlink\(|"
+_REMOVES += r"/shutil\.py \w*(?:rmtree|move)|/pathlib\S* (?:unlink|rmdir|rename|replace)\b"
+_AT: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
+    "disk_full": (("dev_shm_dataloader", re.compile(_SHARED)),),
+    "no_such_file": (
+        ("shared_memory_gone", re.compile(_SHARED)),
+        ("no_such_program", re.compile(_STARTS)),
+        ("file_gone", re.compile(_REMOVES)),
+    ),
+    "cuda_oom": (("pinned_memory", re.compile(r"\bpin_memory\b|HostAlloc|MallocHost")),),
+}
+_AT["temporary_gone"] = _AT["file_gone"] = _AT["no_such_program"] = _AT["no_such_file"]
 _PREEMPTED = "preempted"  # of which a program is told some steps before
 _EVICTED = "pod_evicted"  # of which a message tells why
 _ASSERTED = "index_out_of_range"
@@ -423,6 +453,7 @@ class Sign:
     hooked: bool = False  # torch's own hook printed it: its process ended
     more: str = ""  # of its message: what the lines below say
     logged: bool = False  # a logger printed its traceback, which does not begin where the program does
+    quoted: bool = False  # it may be of a text that a model wrote: then the training goes on
 
     @property
     def words(self) -> str:
@@ -507,7 +538,9 @@ class LineSpot(Protocol):
     @property
     def serving(self) -> bool: ...
     @property
-    def shared(self) -> bool: ...
+    def innermost(self) -> str: ...
+    @property
+    def quoted(self) -> Literal["no", "perhaps", "yes"]: ...
     def further(self, text: str) -> Sequence[str]: ...
     @property
     def heading(self) -> str: ...
@@ -558,6 +591,8 @@ class Signs:
     normal: list[PodEvent] = field(default_factory=list)  # what went well with pods
     kernel: dict[str, tuple[str, str, LineSpot]] = field(default_factory=dict)  # by process: failure, line
     clues: dict[str, Sign] = field(default_factory=dict)  # by their shape
+    on_cpu: bool = False  # JAX says that it computes on the host's processor
+    reports: int = 0  # LSF's, of which each is another job's
     succeeded: bool = False  # that pod: what is said of its containers' earlier states ended nothing
     verdict: bool = False  # what ran all says that it went well, whatever its attempts met
     attempted: bool = False  # torchrun tells of a process that failed, and not yet that it gives up
@@ -651,6 +686,7 @@ class Signs:
         self.since += 1
         self.met.clear()
         self.clues.clear()
+        self._drop([each for each in (*self.now.values(), *self.earlier.values()) if each.quoted])
         if self.kept and self.spot:
             self._keep((self.spot.number or 0) - NEAR)
         if self.now or self.earlier:
@@ -659,6 +695,12 @@ class Signs:
             self.now, self.earlier, self.echoes = {}, self.now, 0
             self.collectives, self.exited = Collectives(), False
             self.forget()
+
+    def _drop(self, dropped: Sequence[Sign]) -> None:
+        """Forget signs that are of another job, or of a text that a model wrote."""
+        if dropped:
+            self.now = {key: sign for key, sign in self.now.items() if sign not in dropped}
+            self.earlier = {key: sign for key, sign in self.earlier.items() if sign not in dropped}
 
     def overrule(self) -> None:
         """Take the word that all went well in the end: what ended attempts before that ended nothing."""
@@ -686,6 +728,7 @@ class Signs:
         one gives a reason of its own, or none, it is this.
         """
         best = min(self._all(), key=lambda sign: sign.order, default=None)
+        best = self._of_the_job(best) if best else None
         best = self._raised_elsewhere(self._raised_before_it(best)) if best else None
         best = self._before(self._raised_after(best)) if best else None
         if best is None or self.first is None or best.weight not in (*_BY_ITSELF, "symptom", "exit"):
@@ -755,6 +798,14 @@ class Signs:
         raised = [each for each in late if each.weight in ("cause", "exception") and self.traceback]
         told = next((each for each in raised if each.code or is_exception(each.text)), None)
         return told or next((each for each in late if each.scheduled), None)
+
+    def _of_the_job(self, best: Sign) -> Sign:
+        """Return another cause where a program was killed for want of memory that is no training's. Else the
+        same sign."""
+        if not _BYSTANDER.search(best.text):
+            return best
+        causes = (each for each in self._all() if each.weight == "cause" and each is not best)
+        return next((each for each in causes if not _BYSTANDER.search(each.text)), best)
 
     def _raised_elsewhere(self, best: Sign) -> Sign:
         """Return an exception that nothing caught in the program of another rank than the one that was ended
@@ -870,6 +921,9 @@ class Signs:
             elif old and old.points and not _POINTS.search(text):
                 del self.now[key]
             if key not in self.now and len(self.now) < _MOST:
+                quoted = spot.quoted if spot and weight in ("cause", "exception") else "no"
+                if quoted == "yes":
+                    continue
                 if weight in _MET and len(self.shapes) < _SHAPES:
                     self.shapes.add(shape_of(text, host))
                 raised = weight == "exception" or (self.traceback and _EXCEPTION.match(text))
@@ -877,7 +931,10 @@ class Signs:
                 sign = replace(Sign(weight, failure, text, host, rank, *place), more=self._further(text))
                 if spot and raised:
                     sign = replace(sign, code=spot.code, uncaught=spot.uncaught, own=spot.own)
-                    sign = replace(sign, hooked=spot.hooked)
+                    sign = replace(sign, hooked=spot.hooked, quoted=quoted == "perhaps")
+                    ways, innermost = _AT.get(failure or "", ()), spot.innermost if failure in _AT else ""
+                    own = next((each for each, at in ways if at.search(innermost)), failure)
+                    sign = replace(sign, failure=own)
                     heading = spot.heading if sign.code and not sign.uncaught else ""
                     sign = replace(sign, logged=is_logged(heading))
                     if sign.logged and goes_on(heading):
@@ -899,6 +956,8 @@ class Signs:
             below = below[last : last + 2] if last is not None else []
         elif _OF_FILES in text:
             below = list(takewhile(lambda line: not line.startswith("Please"), below))
+        elif _NOTICED.search(text):
+            below = below[:1]
         elif _LLM_C in text or _KERAS in text or (is_exception(text) and text.rstrip().endswith(":")):
             below = [line for line in below[:1] if not _tells_an_end(line)]
         else:  # Java's exception, below that of Python's
@@ -1037,8 +1096,8 @@ class Signs:
             self.task = match[1], self.spot.number or 0
         elif _HELPER.search(text):
             pass
-        elif _LSF_DONE.match(text):
-            self.succeeded = True
+        elif lsf := _LSF_REPORT.match(text):
+            self._begin_report(well=lsf[1] == "Done")
         elif match := _ELASTIC.match(text):
             self.elastic = match[1]
         elif match := _NODE.match(text):
@@ -1060,22 +1119,33 @@ class Signs:
             return False
         return True
 
+    def _begin_report(self, well: bool) -> None:
+        """Read how LSF reports another job of the same log: its words on the jobs before are of those."""
+        self.succeeded, self.reports = well, self.reports + 1
+        if self.reports > 1:
+            self.restart()
+            ended = [each for each in self.kept.values() if each.text.startswith(_LSF)]
+            self.before = [*ended, *self.before][:_FEW]
+            self.kept.clear()
+            if well:
+                self.now, self.earlier, self.broke, self.got_over = {}, {}, False, None
+            else:
+                self._drop(ended)
+
     def _event(self, text: str) -> PodEvent | None:
         return event_of(text, f"#{self.pods}")
 
     def _went_well(self, event: PodEvent) -> bool:
         """Return whether all went well with a pod, and drop the earlier warnings of that; or whether it did
         after this warning, by their ages: lists of events are in no order."""
-        if not event.normal:
+        if not event.normal or not event.stage:
             return any(each.ends(event, later=False) for each in self.normal)
-        if not event.stage:
-            return False
         if len(self.normal) < _MOST:
             self.normal.append(event)
         for signs in (self.now, self.earlier, self.kept):
             for key, sign in list(signs.items()):
                 warning = event_of(sign.text, key[1] or "")
-                if warning and not warning.normal and event.ends(warning, later=True):
+                if warning and not (warning.normal and warning.stage) and event.ends(warning, later=True):
                     del signs[key]
         self.succeeded = self.succeeded or (event.stage == OVER and not event.of.startswith("pod/"))
         return True
@@ -1122,6 +1192,7 @@ class Signs:
 
     def _look(self, text: str, host: str | None) -> bool:
         """Read a line. Return whether it reports no failure."""
+        self.on_cpu = self.on_cpu or _ON_CPU in text
         if self._leads(text) or self._follows(text):
             return False
         hosts: Sequence[str | None]
@@ -1139,7 +1210,7 @@ class Signs:
             return False
         shell = None if self.forced else _SHELL.search(text)
         match = None if self.forced and _SHELL.search(text) else find(text)
-        if match is None and (_LLM_C in text or _NCCL_FAILED in text):
+        if match is None and (_LLM_C in text or _NCCL_FAILED in text or _NOTICED.search(text)):
             match = find(f"{text} {self._further(text)}")
         if _CLUE.search(text) and len(self.clues) < _FEW and self.spot:
             clue = Sign("symptom", match.failure.id if match else None, text, None, None, self.spot.number)
@@ -1187,10 +1258,10 @@ class Signs:
             nobody = match.phrase.weight == "scheduler" and "CANCELLED" in text
             failure, spot, event = match.failure.id, self.spot, self._event(text)
             of = event.of if event and event.stage < OVER else None
-            if failure == _FULL and spot and spot.serving:
+            if failure == _FULL and self.on_cpu and "RESOURCE_EXHAUSTED" in text:
+                failure = _REFUSED
+            elif failure == _FULL and spot and spot.serving:
                 failure = _SERVED
-            elif spot and spot.shared:
-                failure = _IN_SHM.get(failure, failure)
             self._add(match.phrase.weight, failure, text, (None,) if nobody else hosts, rank, of)
             return False
         if _CRASH.search(text) or (shell and shell["how"] != "Aborted"):

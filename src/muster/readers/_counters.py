@@ -46,7 +46,9 @@ _VERDICT = re.compile(
 )
 _WELL = re.compile(
     r"worker group successfully finished|\bLocal worker group finished \((?:WorkerState\.)?SUCCEEDED\)|"
-    r"(?<![A-Z] \()\bexit(?:ed)?(?: with)?(?: exit| return)? (?:code|status)[ :=]*0\b|"
+    r"(?<![A-Z] \()\bexit(?:ed)?(?: with)?(?: exit| return)?[ -](?:code|status)[ :=]*0\b|"
+    r"\brc[ =:]+0\b|^exit_status\s+0\s*$|^LAUNCH INFO .* Exit code 0\b|\bProcess Exiting with Code: +0\b|"
+    r"\bCompleted - Training job completed\b|\bset from RUNNING to SUCCEEDED\b|"  # SageMaker, GCP Batch
     r"\b[Tt]raining (?:of experiment )?(?:is |has |run )?(?:been )?"
     r"(?:complete|completed|finished|done)\b(?! with| but)|"
     r"\b[Ff]inished [Tt]raining\b|\bApplication shutdown complete\b|"
@@ -77,7 +79,7 @@ _BEGUN = re.compile(
     r"\d ?%(?! of )|\w \.{4,} \S",
     re.IGNORECASE,
 )
-_USAGE = re.compile(r"\b[Uu]tili[sz]ation: +[\d.]+ ?%")  # in an account of a job's resources
+_USAGE = re.compile(r"\b(?:[Uu]tili[sz]ation|savings): +[\d.]+ ?%")  # in an account of a job's resources
 _SOFTLY = re.compile(
     r"^\W*(?:all )?(?:done|finished|success)\b|\b(?:model|weights) saved\b|"
     r"(?<!not )(?<!not run )\bsuccessfully\b",
@@ -87,7 +89,7 @@ _SOFTLY = re.compile(
 # that of a check, or of one of several ranks.
 _PART_DONE = re.compile(r"\.{2,}\W*(?:done|finished|completed?|success)\W*$", re.IGNORECASE)
 _LAST_PART = re.compile(r"\b(?:sav|writ|export|upload|clean|clos)\w*(?!.*(?:checkpoint|ckpt))", re.IGNORECASE)
-_CHECK = re.compile(r"\b(?:\w*check|probe|prolog|hook|init container)\b.*\bcode\b", re.IGNORECASE)
+_CHECK = re.compile(r"\b(?:\w*check|probe|prolog|hook|init container)\b.*\b(?:code|rc)\b", re.IGNORECASE)
 # What scripts print before the next of several runs; and what a shell prints (`set -x`) before a program.
 BANNER = re.compile(
     r"[#=*-]{2,}(?!.*\b(?:done|finished|completed?|ended|results?|summary|score)\b)"
@@ -107,8 +109,10 @@ _SAVES = re.compile(
 )
 # Merging LoRA weights...; and what a program does to end is no work that it leaves open.
 _DOING = re.compile(
-    r"\W*(?!(?:shutt|clos|clean|exit|stopp|end|quitt|destroy|finali[sz]|finish|flush|terminat|tear|releas|free|"
-    r"remov|delet|disconnect|leav|join)ing\b)[A-Za-z]+ing [\w ]+\.{3}\s*$",
+    r"\W*(?:\[[\w.]+\] (?=\w+ \w+ \w))?"
+    r"(?!(?:shutt|clos|clean|exit|stopp|end|quitt|destroy|finali[sz]|finish|flush|terminat|tear|releas|free|"
+    r"remov|delet|disconnect|leav|join)ing\b)"
+    r"(?:[A-Za-z]+ing [^.]|(?<=\] )[A-Z]).*[\w)`'\"]\.{3}\s*$",
     re.IGNORECASE,
 )
 _SAVED = re.compile(r"\b(?:saved|wrote|written|exported|uploaded|done|finished|took)\b|100 ?%", re.IGNORECASE)
@@ -116,7 +120,7 @@ _TRACKER = re.compile(r"(?:\(\w+ pid=\d+(?:, ip=[^)]*)?\) )?wandb:")
 # What syslog puts before a program's lines, and systemd's word on a unit that ended.
 _PROGRAM = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ ([\w./@-]+)\[(\d+)\]: ")
 _UNIT = re.compile(r"\bsystemd\[1\]: \S+\.service: Deactivated successfully\.")
-_CODE = re.compile(r"\b(?:code|status)\b", re.IGNORECASE)
+_CODE = re.compile(r"\b(?:code|status|rc)\b", re.IGNORECASE)
 _ONE = re.compile(r"\b(rank|worker|process|replica|task|node)\W{0,3}(\d{1,9})\b", re.IGNORECASE)
 # A bar as tqdm and Rich draw it, and any counter: what is done, and what there is.
 _BAR = re.compile(r"(?:\d%\|[^|]*\||[\u2501\u2578\u257a])\s*([\d.]+\w{0,3}) ?/ ?([\d.]+\w{0,3})[ ,]")
@@ -129,6 +133,12 @@ _PLACE = re.compile(
     r"(\d{1,12}) ?(?:/|of) ?(\d{1,12})\b(?!/)",
     re.IGNORECASE,
 )
+# What is moved, and how much of it there is.
+_MOVED = re.compile(
+    r"(\d+(?:\.\d+)?) ?([kKMGT]?i?B) ?(?:of|/) ?(\d+(?:\.\d+)?) ?([kKMGT]?i?B) (?:uploaded|downloaded|copied|"
+    r"transferred|sent)\b"
+)
+_FENCED = re.compile(r"[#=*-]{2,} ?(?=.*[A-Za-z]).*\d")  # what a script prints before and after each run
 _FEW = 2  # lines of work
 _KIND = 40  # characters, without digits, by which lines are of a kind
 _REST = 5  # lines after the last step of a program that was killed
@@ -208,12 +218,14 @@ def overrules(ends: Iterable[str]) -> bool:
 def closes(ends: Iterable[str]) -> bool:
     """Return whether a log's end says that the program ended as it should, and nothing was begun after that.
     `ends`: its last lines, the last one first."""
-    written = (line for line in ends if line.strip() and not _TRACKER.match(line))
-    lines = list(islice(written, _LAST))
+    written = [line for line in ends if line.strip()]
+    others = [line for line in written if not _TRACKER.match(line)]
+    lines = others[:_LAST]
     for number, line in enumerate(lines):
         if ended_well([line]):
-            whole = not _CODE.search(line) or all_ended(line, [*lines, *written])
-            return whole and not _CHECK.search(line)
+            whole = not _CODE.search(line) or all_ended(line, others)
+            after = written.index(line)
+            return whole and not (_CHECK.search(line) or left_open(written[:after], written[after + 1 :]))
         if number == 0 and _CLOSING.search(line):
             place = next(filter(None, map(_PLACE.search, lines)), None)
             part = bool(_LAST_PART.search(line)) if place is None else place[1] == place[2]
@@ -258,6 +270,9 @@ def left_open(after: Sequence[str], before: Iterable[str]) -> str:
     """Return the line at which what was begun after a training's end breaks off: a bar that has not come to
     its own total, steps of any kind, or that it begins; empty: at none. `after`: the lines after that end,
     `before`: those before it, the last one first."""
+    last = next(filter(str.strip, after), "")
+    if (moved := _MOVED.search(last)) and (moved[2] != moved[4] or float(moved[1]) < float(moved[3])):
+        return last
     lines = [line for line in after if line.strip() and not _TRACKER.match(line)]
     if not lines:
         return ""
@@ -268,6 +283,12 @@ def left_open(after: Sequence[str], before: Iterable[str]) -> str:
         return "" if bar[1] == bar[2] or 0 <= done - own <= 1 else lines[0]  # the training's own, drawn again
     begun = _BEGUN.search(lines[0]) and lines[0].rstrip().endswith("...")
     if begun or NEXT_RUN.match(lines[0]) or _DOING.match(lines[0]):
+        return lines[0]
+    shape = re.sub(r"[\d.]+", "", lines[0])
+    alike = list(takewhile(lambda line: re.sub(r"[\d.]+", "", line) == shape, lines))
+    figures = [[*map(_number, re.findall(r"\d+", line))] for line in alike[:_GROWN]]
+    growing = len(figures) == _GROWN and all(later > each for later, each in pairwise(figures))
+    if growing and any(map(_DOING.match, lines[len(alike) : len(alike) + 1])):
         return lines[0]
     if (parts := _PARTS.search(lines[0])) and int(parts[1]) < int(parts[2]):
         return lines[0]
@@ -280,6 +301,14 @@ def left_open(after: Sequence[str], before: Iterable[str]) -> str:
     steps = [now for kind, now in map(_counted, lines) if kind == _counted(lines[place])[0]]
     higher = sum(later > step for later, step in pairwise(steps))
     return lines[place] if higher >= _FEW else ""
+
+
+def ran_again(before: Iterable[str], after: Iterable[str]) -> bool:
+    """Return whether a script that marks each of its runs by a line has begun another one: such a line stands
+    after others of its kind, with other numbers."""
+    marks = {line for line in before if _FENCED.match(line)}
+    kinds = {re.sub(r"\d+", "", line) for line in marks}
+    return any(re.sub(r"\d+", "", line) in kinds and line not in marks for line in after)
 
 
 def _never_saved(begun: str, before: Iterable[str]) -> bool:

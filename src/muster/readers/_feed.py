@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress, islice, takewhile
 from types import ModuleType
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 
@@ -61,7 +61,18 @@ _BUFFER = 8192  # bytes that Python holds back of what it prints to a file or a 
 _NAMED = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]|(?<=\.)[a-z])\w*(?:: .*)?"
 )  # an exception's class, and what it says
-_SHARED = re.compile(r"/multiprocessing/(?:synchronize|shared_memory|reductions)\.py$")
+# What a program prints around a text that a model wrote, or right before it; and how long such a text is.
+_SAMPLE = re.compile(
+    r"\s*[-=#*~<>_]{2,}\s*(?P<end>(?:end|/)\b)?[^:]*\b(?:samples?|generat(?:ed|ions?)|completions?|prompts?|"
+    r"outputs?|responses?)\b[^:]*$",
+    re.IGNORECASE,
+)
+_SPOKEN = re.compile(
+    r"\W*(?:completion|answer|response|generated|generation|sample|prediction|assistant|output)s?"
+    r"(?: text)?[\s#\d\[\]()]*: *\S",
+    re.IGNORECASE,
+)
+_LONG = 20  # lines
 _TRACED = re.compile(r"[\w.]*(?:Traceback|StackTrace)\b")  # how JAX says that it left frames out
 _VLLM = re.compile(r"\b(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w/]+\.py:\d+\] ")  # its logger
 _OTHERS = (
@@ -447,10 +458,33 @@ class LinePlace(NamedTuple):
         return bool(own) or any("/vllm/" in each[1] for each in self._frames())
 
     @property
-    def shared(self) -> bool:
-        """Whether the traceback that ends here ends where Python or PyTorch makes what lies in /dev/shm."""
-        innermost = next(iter(self._frames()), None)
-        return innermost is not None and bool(_SHARED.search(innermost[1]))
+    def innermost(self) -> str:
+        """The innermost frame of the traceback that ends here: its file, its function and its line of code;
+        empty: there is none."""
+        prefix, below = _prefix(self.block[self.place]), ""
+        for line in self._back():
+            if _prefix(line) != prefix:
+                continue
+            if match := _FRAME.search(uncoloured(line)):
+                return f"{match[1]} {match[3] or ''}: {below}"
+            below = line
+        return ""
+
+    @property
+    def quoted(self) -> Literal["no", "perhaps", "yes"]:
+        """Whether a model wrote what stands here: a mark above says that a sample of text begins. `yes`: and
+        one below that it ends there; `perhaps`: no end is near, or a traceback is right below such words."""
+        begun = False
+        for line in map(_unprefixed, filter(str.strip, islice(self._back(), 1, _LONG))):
+            if mark := _SAMPLE.match(line):
+                ends = (match for each in self.below if (match := _SAMPLE.match(_unprefixed(each))))
+                return "no" if mark["end"] else "yes" if any(match["end"] for match in ends) else "perhaps"
+            if begun and _SPOKEN.match(line):
+                return "perhaps"
+            if counts(line):
+                return "no"
+            begun = "Traceback (most recent call last)" in line
+        return "no"
 
     def further(self, text: str) -> Sequence[str]:
         """Return the next lines of the same sender, without what stands there before `text`, which is the end

@@ -232,7 +232,8 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         nothing = _nothing(of, jobs, notes)
         retried = all(log.why.verdict for log, _ in before)
         if retried or nothing.answer != "nothing":
-            seen = [*nothing.others, *(_evidence(log, sign) for log, sign in before)]
+            seen = [*nothing.others, *_also(before)]
+            seen = [each for place, each in enumerate(seen) if each not in seen[:place]]
             notes = [*nothing.notes, *([RETRIED] if before and nothing.answer == "nothing" else ())]
             return nothing.model_copy(update={"others": seen[:MOST], "notes": notes})
         failed, notes = before, [*notes, f"an earlier run in the same log; of the last one: {nothing.says}"]
@@ -258,7 +259,7 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
             lines=lines,
             echoes=echoes,
             notes=notes,
-            others=[_evidence(*each) for each in before[:MOST]],
+            others=_also(before),
         )
         if sign.weight == "symptom" or (sign.rank is None and sign.host is None):
             return explanation
@@ -295,11 +296,17 @@ def _of_jobs(of: str, jobs: Sequence[JobLog]) -> Explanation:
         blame=sign.blame if sign.weight == "exception" and entry is None else None,
         alike=sum(1 for _, each in ranked[1:] if each.way == sign.way) + log.why.alike,
         echoes=echoes,
-        others=[_evidence(each, other) for each, other in others[:MOST]],
+        others=_also(others),
         notes=notes,
         remedy=failure.hint,
     )
     return _with_entry(explanation, entry, failure.host)
+
+
+def _also(signs: Iterable[tuple[JobLog, Sign]]) -> list[DecisiveLine]:
+    """Return the first lines that may be a cause as well, each once."""
+    lines = (_evidence(log, sign) for log, sign in signs)
+    return list({(each.file, each.line, each.text): each for each in lines}.values())[:MOST]
 
 
 def _is_side(log: JobLog, sign: Sign) -> bool:
