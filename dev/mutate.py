@@ -28,7 +28,7 @@ SECONDS = 300  # a mutant that takes longer is noticed: it does not end
 # Room -> its modules, and the tests that are to notice.
 ROOMS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "readers": (
-        ("readers/*.py", "failures/signs.py", "runs/explain.py"),
+        ("readers/*.py", "failures/*.py", "runs/explain.py"),
         ("tests/golden/test_rooms.py", "tests/golden/test_judged.py", "tests/golden/test_explained.py",
          "tests/unit/test_readers*.py", "tests/unit/test_explain.py"),
     ),

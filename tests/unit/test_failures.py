@@ -15,7 +15,7 @@ import pytest
 
 from muster.checks.registry import checks_of, families
 from muster.checks.unreachable import Stage
-from muster.failures.signs import HINTS, weight_of
+from muster.failures.sign import weight_of
 from muster.failures.table import (
     Blame,
     KnownFailure,
@@ -30,6 +30,7 @@ from muster.failures.table import (
     known_failures,
     why_lost,
 )
+from muster.failures.wording import HINTS
 from muster.schemas.documents import schema_of
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "muster"

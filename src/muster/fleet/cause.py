@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from muster.core.job import Placement
 from muster.core.result import Failure
 from muster.core.state import RunEnd, State
-from muster.failures.signs import Sign, echo_of, order, shortened
+from muster.failures.sign import Sign, order, shortened
 from muster.failures.table import blame_of, find, known_failures, why_lost
+from muster.failures.wording import echo_of
 from muster.fleet.messages import Kernel
 from muster.readers._feed import sign_of
 from muster.readers._frame import uncoloured

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from muster.core.state import State
-from muster.failures.signs import weight_of
+from muster.failures.sign import weight_of
 from muster.readers._paths import alike_parts, is_node, place_of
 from muster.readers.base import NOWHERE, JobLog
 

@@ -15,18 +15,11 @@ from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 
 from muster.core.errors import BrokenPluginError
 from muster.core.registry import broken, fits, guarded, load_plugin, package_of, plugin_names, warn
-from muster.failures.signs import (
-    CHAINED,
-    SENDER,
-    Sign,
-    complains,
-    follows,
-    goes_on,
-    is_exception,
-    is_logged,
-)
-from muster.failures.signs import HINTS as SIGN_HINTS
+from muster.failures.launchers import SENDER
+from muster.failures.sign import Sign
 from muster.failures.table import find
+from muster.failures.wording import CHAINED, complains, follows, goes_on, is_exception, is_logged
+from muster.failures.wording import HINTS as SIGN_HINTS
 from muster.readers._counters import NEXT_RUN, Counters, counts, ended_well
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
 from muster.readers._frame import HINTS as FRAME_HINTS

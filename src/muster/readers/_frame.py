@@ -16,7 +16,8 @@ from datetime import datetime, timezone
 
 from muster.core.errors import UsageError
 from muster.core.inventory import parse_hosts
-from muster.failures.signs import SENDER, Signs
+from muster.failures.launchers import SENDER
+from muster.failures.signs import Signs
 from muster.readers._paths import is_host
 from muster.readers._user import UserFormat
 from muster.readers.base import FIGURE, number

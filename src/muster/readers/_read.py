@@ -12,8 +12,10 @@ from itertools import islice, takewhile
 
 from muster.core.state import LogEnd, State
 from muster.core.units import counted
-from muster.failures.signs import NEAR, Sign, is_exception, is_loud, outside_asides, shape_of, shortened
+from muster.failures.sign import Sign, shape_of, shortened
+from muster.failures.signs import NEAR
 from muster.failures.table import id_of
+from muster.failures.wording import is_exception, is_loud, outside_asides
 from muster.readers import _counters as counters
 from muster.readers._feed import CLOSE, LineFeed
 from muster.readers._frame import Frame, own_stamp, uncoloured

@@ -15,7 +15,7 @@ from pydantic import dataclasses as rows
 from muster.core.result import JobEntry
 from muster.core.robust import halves_of, variation
 from muster.failures.collectives import Collectives
-from muster.failures.signs import Sign
+from muster.failures.sign import Sign
 
 WARM_UP = 10  # optimizer steps that are left out, as `measure.warmup` of a recipe; at most a third of the run
 HEAD = 64  # windows that are kept one by one; later ones are merged where they become many

@@ -19,8 +19,9 @@ from muster.core.section import Part
 from muster.core.state import State
 from muster.core.units import counted
 from muster.failures.collectives import merged
-from muster.failures.signs import Sign, has_bare_exception, is_exception, is_report, order, shortened
+from muster.failures.sign import Sign, order, shortened
 from muster.failures.table import Blame, KnownFailure, Phase, Retry, Weight, find, known_failures
+from muster.failures.wording import has_bare_exception, is_exception, is_report
 from muster.fleet.cause import LAST_WORDS, Words
 from muster.readers._feed import sign_of
 from muster.readers._paths import place_of
