@@ -25,7 +25,7 @@ Key = tuple[Weight, str | None, int | None]  # with the host, or else a pod, and
 
 
 @dataclass
-class Evidence:
+class KeptSigns:
     """The signs that were read in a log, and what follows from them."""
 
     now: dict[Key, Sign] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from muster.failures import launchers
 from muster.failures.collectives import HINTS as COLLECTIVES
 from muster.failures.collectives import Collectives
 from muster.failures.events import OVER, PodEvent, event_of
-from muster.failures.evidence import LEVEL, Evidence, Key
+from muster.failures.evidence import LEVEL, KeptSigns, Key
 from muster.failures.sign import POINTS, LineSpot, Sign, shape_of, shortened
 from muster.failures.table import Recognised, Weight, find, known_failures
 from muster.failures.wording import (
@@ -130,7 +130,7 @@ class _Echo:
 
 
 @dataclass
-class Signs(Evidence):
+class Signs(KeptSigns):
     """The evidence of a failure, as lines come in.
 
     A job that goes on was not ended by what was written before: of each weight, host and rank, the first sign
