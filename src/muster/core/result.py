@@ -401,8 +401,8 @@ class Result(Part):
     skipped_steps: int = 0
     samples: int = Field(description="samples that an optimizer step used")
     epochs: float | None = None
-    loss_first: float | None = None
-    loss_final: float | None = None
+    loss_first: float | None = Field(None, description="mean over the steps of the first window")
+    loss_final: float | None = Field(None, description="mean over the steps of the last window")
     evaluation_loss: float | None = None
     perplexity: float | None = Field(None, description="language models: exp of the held-out loss per token")
     figures: list[LearnedFigure] = Field(default_factory=list, description="further ones, of the workload")

@@ -220,7 +220,7 @@ def _with_last_words(failure: Failure, words: Words, place: Placement, first: in
         for block in words(place.host, rank):
             last = next((line for line in reversed(block) if line.strip()), last)
         if last and not (rank is None and last.startswith("===")):
-            how = "it lost another rank" if echo_of(last) else "its last line"
+            how = "it lost another rank, or waited for one in vain" if echo_of(last) else "its last line"
             what = f"{failure.what}; {how}: {shortened(_MARK.sub('', uncoloured(last)))}"
             return failure.model_copy(update={"what": what})
     return failure
@@ -276,7 +276,7 @@ def _missed(witnesses: Sequence[Sign], done: set[int], places: Sequence[Placemen
         )
     others = f"one of {', '.join(candidates)}" if candidates else "one of the others"
     return Failure(
-        what=f"{who} lost another rank: {first.text}",
+        what=f"{who} lost another rank, or waited for one in vain: {first.text}",
         hint=f"that rank, on {others}, is the cause; which one is not known: see the hosts' logs",
         id=first.failure,
     )
@@ -358,7 +358,8 @@ def by_sigkill(who: str, host: str, kernel: Kernel, pid: int | None = None) -> F
     }
     if any(denied.values()):
         seen = " and ".join(name for name, good in denied.items() if good)
-        hint = f"on {host}, {seen} tell of no such kill: a person, a scheduler or systemd-oomd sent it"
+        others = "a person, a scheduler, systemd-oomd or a program may have sent it"
+        hint = f"on {host}, {seen} tell of no such kill: {others}"
         return Failure(what=f"{who} was killed by SIGKILL, not by {killer}", host=host, hint=hint)
     seen = f"it ended {kernel.machine} processes meanwhile" if kernel.machine else "nothing of it can be read"
     hint = f"whether by {killer} is not known ({seen}): `dmesg -T | grep -i oom` on {host}"

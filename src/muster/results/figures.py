@@ -223,7 +223,7 @@ def _utilization(flops: Flops | None) -> Iterator[Figure]:
 
 def _learning(result: Result) -> Iterator[Figure]:
     group = "Learning"
-    yield _training_loss("Training loss, last", result)
+    yield _training_loss("Training loss, last window", result)
     yield Figure(group, "Held-out loss, last", loss(result.evaluation_loss))
     quality = result.quality
     kind = recipe_class(result.workload)

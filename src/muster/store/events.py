@@ -185,7 +185,7 @@ class Log(_Event):
     kind: Literal["log"] = "log"
     step: int
     epoch: float | None = None
-    loss: float | None = None
+    loss: float | None = Field(None, description="mean over the steps since the log before")
     learning_rate: float | None = None
     gradient_norm: float | None = None
     figures: dict[str, float] = Field(

@@ -122,11 +122,14 @@ def _decoded(
                 continue
             except UnicodeDecodeError as wrong:
                 byte = wrong.object[wrong.start]
+                marked = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+                encoding = "UTF-16" if marked else "ENCODING"
+                such = "" if marked else " (ENCODING: such as WINDOWS-1252 or GB18030)"
                 error = DataError(
                     f"is not UTF-8: byte 0x{byte:02x} at {offset + size - len(wrong.object) + wrong.start} "
                     "of the file",
                     where=where,
-                    hint=f"iconv -t UTF-8 changes a file's encoding{way}",
+                    hint=f"iconv -f {encoding} -t UTF-8 FILE writes it in UTF-8{such}{way}",
                 )
         offset += size
         if skip is None:

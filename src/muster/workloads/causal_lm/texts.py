@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from muster.core.data import OnBad
 from muster.core.errors import DataError
 from muster.store.lines import SKIPPABLE, Skipped, each_made, read_lines, text_of
-from muster.store.records import SUFFIXES, TRAIN_NAMES, DataFiles, is_of, read_rows
+from muster.store.records import SUFFIXES, TRAIN_NAMES, DataFiles, by_part, find_data, is_of, read_rows
 
 PLAIN = (".txt", ".text", ".md", ".rst", ".py", ".raw", ".tokens")
 HELD_OUT = ("validation", "valid", "val", "dev", "heldout", "eval", "test")  # the first that is there
+PROGRAMS = (".py", ".py.gz")
 PIECE = 1 << 16  # characters; see `pieces_of`
 _SHARD = re.compile(r"[-_ ]*[0-9]+([-_ ]of[-_ ][0-9]+)?$")  # of a part in several files
 _LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
@@ -35,9 +36,10 @@ def find_texts(path: Path) -> DataFiles:
     """Find the training and held-out files of a folder, or a single file. Raises DataError.
 
     In a folder: what is named train (`train.txt`, `wiki.train.raw`, `train/`) is for training, and the first
-    of HELD_OUT that is there is held out. Without anything named train, all files are for training but those
-    of a part of just such a name (`valid.txt`, `test/`). A held-out part is trained on only where `path` is
-    it.
+    of HELD_OUT that is there is held out; where only files further below are named so, these
+    (`data/train-00000.parquet`, `en/train.txt` beside `en/test.txt`). Without anything named train, all files
+    are for training but those of a part of just such a name (`valid.txt`, `data/test/`). A held-out part is
+    trained on only where `path` is it.
     """
     if path.is_file():
         return DataFiles((path,))
@@ -49,6 +51,8 @@ def find_texts(path: Path) -> DataFiles:
         raise DataError("has no text files", where=str(path), hint=f"files of {kinds}, or .gz of these")
     parts = {file: _words(file.relative_to(path)) for file in files}
     train = tuple(file for file, words in parts.items() if words & set(TRAIN_NAMES))
+    if not train and (below := _parts_below(path, files)):
+        return below
     if not train:
         parts = {file: _part_names(file.relative_to(path)) for file in files}
         train = tuple(file for file, words in parts.items() if not words & set(HELD_OUT))
@@ -63,6 +67,20 @@ def find_texts(path: Path) -> DataFiles:
         )
     held = next((held_out for name in HELD_OUT if (held_out := _named(others, name))), ())
     return DataFiles(train, held, tuple(file for file, words in others.items() if words and file not in held))
+
+
+def _parts_below(path: Path, texts: Sequence[Path]) -> DataFiles | None:
+    """Return the parts of a folder whose files are named after them further below: rows, else texts of which
+    some are held out as well; None: there are none. Programs are text like their neighbours."""
+    rows = [each for each in path.rglob("*") if is_of(each, SUFFIXES) and _is_visible(each, path)]
+    if not any(each.parent == path for each in rows) and by_part(path, rows).keys() & set(TRAIN_NAMES):
+        return find_data(path)
+    parts = by_part(path, [each for each in texts if not is_of(each, PROGRAMS)])
+    train, held = (next((name for name in of if name in parts), "") for of in (TRAIN_NAMES, HELD_OUT))
+    if not (train and held):
+        return None
+    unused = (each for each in texts if each not in {*parts[train], *parts[held]})
+    return DataFiles(tuple(parts[train]), tuple(parts[held]), tuple(unused))
 
 
 def _named(words: dict[Path, set[str]], name: str) -> tuple[Path, ...]:
@@ -155,12 +173,7 @@ def _text_files(folder: Path) -> list[Path]:
     """Find plain text files below a folder; files of rows where there are none, or where those are named
     train."""
     suffixes = tuple(suffix + end for suffix in PLAIN for end in ("", ".gz"))
-    visible = [
-        path
-        for path in folder.rglob("*")
-        if path.is_file()
-        and not any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts)
-    ]
+    visible = [path for path in folder.rglob("*") if _is_visible(path, folder)]
     plain = [path for path in visible if is_of(path, suffixes)]
     lines = [path for path in visible if is_of(path, SUFFIXES)]
     named = [path for path in lines if _words(path.relative_to(folder)) & set(TRAIN_NAMES)]
@@ -168,10 +181,16 @@ def _text_files(folder: Path) -> list[Path]:
     return sorted(chosen, key=lambda path: path.relative_to(folder).as_posix())
 
 
+def _is_visible(path: Path, folder: Path) -> bool:
+    """Return whether it is a file below a folder, and nothing that tools keep for themselves."""
+    hidden = (part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts)
+    return path.is_file() and not any(hidden)
+
+
 def _words(path: Path) -> set[str]:
     """Divide the first part of a path into words: wiki.train-00.txt -> wiki, train, 00, txt. Nothing for a
     program: train.py is text like its neighbours."""
-    if len(path.parts) == 1 and path.name.endswith((".py", ".py.gz")):
+    if len(path.parts) == 1 and is_of(path, PROGRAMS):
         return set()
     name = path.parts[0].lower()
     for sign in "._- ":
@@ -180,8 +199,8 @@ def _words(path: Path) -> set[str]:
 
 
 def _part_names(path: Path) -> set[str]:
-    """Name the parts that a file may be: `test` for test.txt, test/1.txt, test-00001.txt and wiki.test.raw,
-    not for test_drive.txt. Nothing for a program."""
-    if len(path.parts) == 1 and path.name.endswith((".py", ".py.gz")):
+    """Name the parts that a file may be: `test` for test.txt, test/1.txt, data/test-00001.txt and
+    wiki.test.raw, not for test_drive.txt. Nothing for a program."""
+    if is_of(path, PROGRAMS):
         return set()
-    return {_SHARD.sub("", part) for part in path.parts[0].lower().split(".")}
+    return {_SHARD.sub("", word) for part in path.parts for word in part.lower().split(".")}

@@ -101,7 +101,8 @@ def _parquet(path: Path, files: list[Path]) -> DataFiles:
 def _image_folders(train: Path, held_out: Path | None) -> ImageFolders:
     names = tuple(folder.name for folder in _folders(train))
     if not names:
-        raise DataError("has no images", where=str(train), hint=f"expected {LAYOUT}")
+        what = "has no folders of images, one for each class"
+        raise DataError(what, where=str(train), hint=f"expected {LAYOUT}")
     numbers = {name: number for number, name in enumerate(names)}
     others = [folder for folder in _folders(held_out) if folder.name not in numbers] if held_out else []
     if others:
