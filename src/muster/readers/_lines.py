@@ -27,6 +27,7 @@ from collections.abc import Mapping as Dict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from muster.core.inventory import split_hosts
 from muster.readers._frame import Frame, stamp
 from muster.readers.base import (
     APART,
@@ -474,7 +475,7 @@ class PlacedSteps:
         return [
             replace(
                 min(hosts.values(), key=_pace),
-                hosts=tuple(host for host in hosts if host),
+                hosts=tuple(dict.fromkeys(host for each in hosts if each for host in split_hosts(each))),
                 part=part,
                 workload=self.workload,
                 recipe=self.recipe,
