@@ -7,11 +7,13 @@ each. Where that is more frequent than hiccups are, no host is accused of what i
 (`Readings.spread`), and a note says so.
 
 Jobs of known moments that are slow so often, and not by more than they all differ, show only that the
-baseline is of the fastest: then this is their noise, and another job of a host has another one.
+baseline is of the fastest: then this is their noise, and another job of a host has another one. The same
+holds for jobs of hosts that ran once.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,24 +60,23 @@ def unpaced(readings: Readings, moments: Sequence[str], slowed: Collection[int])
     usual: dict[JobClass, float] = {}
     for kind, own in rows.items():
         undated = [row for row in own if not moments[readings.source[row]]]
-        whoever = drifting = _whoever(readings, undated, stands_out, UNDATED)
-        once = len({host for row in own for host in readings.hosts[row]}) == sum(
-            len(readings.hosts[row]) for row in own
-        )
-        if once and len(own) >= FEWEST and sum(map(slow, own)) >= SHARE * len(own):
-            whoever = own
-        elif not drifting:
-            whoever = _whoever(readings, own, slow, SHARE)
-            above = [readings.hosts[row] for row in whoever if slow(row)]
-            if not of_the_fleet(above, len({host for row in own for host in readings.hosts[row]})):
-                continue
+        met = [host for row in own for host in readings.hosts[row]]
+        once = len(set(met)) == len(met)
+        drifting = [] if once else _whoever(readings, undated, stands_out, UNDATED)
+        whoever = drifting or (own if once else _whoever(readings, own, slow, SHARE))
+        above = [readings.hosts[row] for row in whoever if slow(row)]
+        if len(own) < FEWEST or len(above) < SHARE * len(own):
+            continue
+        if not (once or drifting or of_the_fleet(above, len(set(met)))):
+            continue
         values = [readings.value[row] for row in whoever]
         middle = statistics.median(values)
         reach = FAR * max(robust_deviation(values, middle), FLOOR)
         plain = [value for value in values if value <= middle + reach]
         alike = len(values) - len(plain) <= max(1.0, FEW * len(values)) and not drifting
         if alike:
-            noise[kind] = statistics.pstdev(plain)
+            known = statistics.median([readings.sigma[row] for row in own])
+            noise[kind] = math.sqrt(max(0.0, statistics.fmean((value - middle) ** 2 for value in values if value <= middle) - known**2))
         elif not once:
             scatter = statistics.pstdev(values)
             deviation[kind.work] = max(scatter, deviation.get(kind.work, 0.0))
