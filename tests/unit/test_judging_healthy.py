@@ -65,7 +65,7 @@ def test_what_is_shown_is_beside_what_is_printed_as_normal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("noise", "alone", "pairs"), [(0.01, 2, 1), (0.02, 1, 0), (0.02, 1, 2), (0.02, 2, 1)]
+    ("noise", "alone", "pairs"), [(0.01, 2, 1), (0.02, 1, 0), (0.02, 1, 2), (0.015, 2, 1)]
 )
 def test_plain_noise_is_no_drift_no_other_hardware_and_no_fault(noise: float, alone: int, pairs: int) -> None:
     fit = 0

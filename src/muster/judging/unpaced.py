@@ -27,6 +27,7 @@ from muster.judging.stalls import of_the_fleet
 SHARE = 0.1  # of the jobs of a work are slow, more than hiccups, and no few hosts explain it
 UNDATED = 0.15  # of those of which nobody knows the moment, which may have been a slow one for all hosts
 FEWEST = 8  # jobs, from where on drift is looked for
+MOST = 0.02  # of time: jobs of hosts that ran twice differ by more where the pace changes
 FEW = 0.05  # of the jobs, and one, may stand out from what the others differ by
 
 
@@ -70,17 +71,18 @@ def unpaced(readings: Readings, moments: Sequence[str], slowed: Collection[int])
         if not (once or drifting or of_the_fleet(above, len(set(met)))):
             continue
         values = [readings.value[row] for row in whoever]
-        middle = statistics.median(values)
+        middle, known = statistics.median(values), statistics.median([readings.sigma[row] for row in own])
         reach = FAR * max(robust_deviation(values, middle), FLOOR)
-        plain = [value for value in values if value <= middle + reach]
-        alike = len(values) - len(plain) <= max(1.0, FEW * len(values)) and not drifting
-        if alike:
-            known = statistics.median([readings.sigma[row] for row in own])
-            noise[kind] = math.sqrt(max(0.0, statistics.fmean((value - middle) ** 2 for value in values if value <= middle) - known**2))
+        alike = [value for value in values if value <= middle + reach]
+        plain = len(values) - len(alike) <= max(1.0, FEW * len(values))
+        scatter = statistics.pstdev(alike)
+        if once:  # the faster half shows it, which has neither faults nor what passes
+            faster = [value - middle for value in values if value <= middle]
+            scatter = math.sqrt(statistics.fmean(value * value for value in faster))
+        if plain and not drifting and (once or scatter <= MOST):
+            noise[kind], usual[kind] = math.sqrt(max(0.0, scatter**2 - known**2)), middle
         elif not once:
-            scatter = statistics.pstdev(values)
-            deviation[kind.work] = max(scatter, deviation.get(kind.work, 0.0))
-        if alike or not once:
+            deviation[kind.work] = max(statistics.pstdev(values), deviation.get(kind.work, 0.0))
             usual[kind] = middle
     return Unpaced(deviation, noise, usual)
 
