@@ -230,7 +230,7 @@ class LineFeed:
         traceback is there; None: there is none, or a line is more specific."""
         signs = self.frame.signs
         best = signs.decisive()
-        if best is None and (last := self._bare_exception()):
+        if best is None and not signs.raising and (last := self._bare_exception()):
             return last
         if not signs.raising or (best and best.weight not in ("symptom", "exit", "killed")):
             return None
@@ -238,10 +238,10 @@ class LineFeed:
         return None if sign and best and best.weight == "killed" and not best.follows(sign) else sign
 
     def _bare_exception(self) -> Sign | None:
-        """Return the exception at which the log ends though no traceback is above it; None: its last line is
-        none, or an aside."""
-        lines = list(islice(self._last(), _FEW))
-        if not lines or lines[0][1] not in outside_asides(text for _, text in lines[::-1]):
+        """Return the exception at which the log of a training ends though no traceback is above it; None: its
+        last line is none, or an aside."""
+        lines = list(islice(self._last(), _FEW)) if self.frame.steps else []
+        if not lines or self.frame.signs.finished or lines[0][1] not in outside_asides(text for _, text in lines[::-1]):
             return None
         spot, text = lines[0]
         head, _, rest = text.partition(": ")
