@@ -86,6 +86,15 @@ def test_slow_at_times_is_still_said_where_jobs_stand_out() -> None:
     assert set(localise(jobs, Topology(TWELVE)).drifts) == {"w"}
 
 
+def test_half_of_the_hosts_that_are_slow_are_no_noise() -> None:
+    """Of hosts that ran once: a gap parts them, and none of the slow half passes."""
+    for seed in range(10):
+        slow = dict.fromkeys(TWELVE[:6], 0.08)
+        found = judged(fleet(seed, 0.005, slow, alone=1, pairs=0))
+        conditions = {each.host: each.condition for each in found.hosts}
+        assert {conditions[host] for host in slow}.isdisjoint(("fit", "differs"))
+
+
 # ---- logs that do not say what they trained ---------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from muster.core.robust import deviation as robust_deviation
 from muster.judging.baseline import FLOOR, JobClass
@@ -28,6 +29,7 @@ SHARE = 0.1  # of the jobs of a work are slow, more than hiccups, and no few hos
 UNDATED = 0.15  # of those of which nobody knows the moment, which may have been a slow one for all hosts
 FEWEST = 8  # jobs, from where on drift is looked for
 MOST = 0.02  # of time: jobs of hosts that ran twice differ by more where the pace changes
+GAP = 0.9  # deviations of all: where such a gap parts them, some are slow
 FEW = 0.05  # of the jobs, and one, may stand out from what the others differ by
 
 
@@ -74,8 +76,9 @@ def unpaced(readings: Readings, moments: Sequence[str], slowed: Collection[int])
         middle, known = statistics.median(values), statistics.median([readings.sigma[row] for row in own])
         reach = FAR * max(robust_deviation(values, middle), FLOOR)
         alike = [value for value in values if value <= middle + reach]
-        plain = len(values) - len(alike) <= max(1.0, FEW * len(values))
         scatter = statistics.pstdev(alike)
+        gap = max([b - a for a, b in pairwise(sorted(alike))], default=0.0)
+        plain = len(values) - len(alike) <= max(1.0, FEW * len(values)) and gap < GAP * scatter
         if once:  # the faster half shows it, which has neither faults nor what passes
             faster = [value - middle for value in values if value <= middle]
             scatter = math.sqrt(statistics.fmean(value * value for value in faster))
