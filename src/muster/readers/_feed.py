@@ -240,8 +240,9 @@ class LineFeed:
     def _bare_exception(self) -> Sign | None:
         """Return the exception at which the log of a training ends though no traceback is above it; None: its
         last line is none, or an aside."""
-        lines = list(islice(self._last(), _FEW)) if self.frame.steps else []
-        if not lines or self.frame.signs.finished or lines[0][1] not in outside_asides(text for _, text in lines[::-1]):
+        trained = self.frame.steps and not self.frame.signs.finished
+        lines = list(islice(self._last(), _FEW)) if trained else []
+        if not lines or lines[0][1] not in outside_asides(text for _, text in lines[::-1]):
             return None
         spot, text = lines[0]
         head, _, rest = text.partition(": ")
