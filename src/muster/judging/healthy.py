@@ -30,7 +30,13 @@ def healthy_baselines(posterior: Posterior, observations: Sequence[Observation])
     for source, each in enumerate(observations):
         if each.seconds and source not in slowed and accused.isdisjoint(each.hosts):
             times.setdefault(JobClass(each.work, len(each.hosts)), []).append(math.log(each.seconds))
-    return {key: _of_times(base, times.get(key, [])) for key, base in posterior.baselines.items()}
+    made = {key: _of_times(base, times.get(key, [])) for key, base in posterior.baselines.items()}
+    return {
+        key: replace(each, seconds=posterior.baselines[key].seconds)  # a usual moment's already
+        if key.work in posterior.drifts
+        else each
+        for key, each in made.items()
+    }
 
 
 def beside_healthy(posterior: Posterior, healthy: Mapping[JobClass, Baseline]) -> Readings:
