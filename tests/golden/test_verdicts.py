@@ -30,7 +30,15 @@ from tests.golden.documents import Documents, anywhere, workplace
 WORK = "facebook/opt-350m (sft), fb261aea, 8 ranks a host, batch 192"
 HOSTS = [f"node{number:02d}" for number in range(1, 65)]
 PEERS = [
-    Peers(work=WORK, hosts=1, jobs=63, step_seconds=0.2, deviation=0.002, samples_per_second=960.0),
+    Peers(
+        work=WORK,
+        hosts=1,
+        jobs=63,
+        step_seconds=0.2,
+        deviation=0.002,
+        side_by_side=0.001,
+        samples_per_second=960.0,
+    ),
     Peers(work=WORK, hosts=2, jobs=31, step_seconds=0.2, deviation=0.003, samples_per_second=1920.0),
 ]
 
@@ -44,8 +52,12 @@ def job(name: str, hosts: Sequence[str], slower: float | None = 0.0, **more: Any
 
 def subjects(compute: float | None = 0.004, card: float | None = 0.006, links: int = 2) -> list[Subject]:
     return [
-        Subject(name="compute", condition="unknown" if compute is None else "fit", jobs=1, at_most=compute),
-        Subject(name="card", condition="unknown" if card is None else "fit", jobs=2, at_most=card),
+        Subject(name="compute", condition="fit", jobs=1, at_most=compute)
+        if compute is not None
+        else Subject(name="compute", condition="unknown"),
+        Subject(name="card", condition="fit", jobs=2, at_most=card)
+        if card is not None
+        else Subject(name="card", condition="unknown"),
         Subject(name="links", condition="fit" if links else "unknown", jobs=links, at_most=0.007),
     ]
 

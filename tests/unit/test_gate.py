@@ -44,6 +44,9 @@ def test_a_network_that_jobs_used_and_no_reading_told_of_does_not_pass() -> None
     assert judged("fit", "fit", size=2, network="unknown").gate is Gate.OPEN
     assert judged("fit", "fit", size=2, network="fit").gate is Gate.FIT
     assert judged("fit", "fit", size=1, network="unknown").gate is Gate.FIT  # nobody asked
+    found = judged("fit", "fit", size=2)  # whose jobs in groups could not be compared at all
+    hosts = [each.model_copy(update={"subjects": each.subjects[:1]}) for each in found.hosts]
+    assert found.model_copy(update={"hosts": hosts}).gate is Gate.OPEN
 
 
 def test_a_warm_up_asks_nothing_of_the_network() -> None:

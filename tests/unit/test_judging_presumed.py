@@ -16,7 +16,7 @@ def test_a_number_of_a_file_only_counts(path: str) -> None:
     assert alike_parts(path, ["n1"]) == alike_parts(path.translate(str.maketrans("1237", "9999")), ["n1"])
 
 
-@pytest.mark.parametrize("folder", ["w1", "W2", "w-03", "j12"])
+@pytest.mark.parametrize("folder", ["w1", "W2", "w-03", "j12", "w3-11"])
 def test_a_folder_that_counts_waves_or_jobs(folder: str) -> None:
     assert alike_parts(f"{folder}/train.log", ["n1"]) == ["*", "train.log"]
 

@@ -109,3 +109,52 @@ def test_a_log_that_ends_before_its_own_total_was_cut(lines: list[str], outcome:
     """The total of the training, or of its epoch. Lines come every so many steps."""
     job = one(lines)
     assert (job.outcome, job.steps) == (outcome, steps)
+
+
+# ---- the last line -----------------------------------------------------------------------------------------
+
+NEMO = (
+    "Training epoch {epoch}, iteration {step}/{last} | lr: 3e-05 | global_batch_size: 64 | {total}"
+    "reduced_train_loss: 3.666 | train_step_timing in s: 2.4"
+)
+
+
+def nemo(epochs: int, stops: int, *, last: int = 19, total: bool = True) -> list[str]:
+    """Steps of some whole epochs, and of one more up to a step."""
+    steps = [(epoch, step) for epoch in range(epochs) for step in range(last + 1)]
+    steps += [(epochs, step) for step in range(stops)]
+    return [
+        NEMO.format(epoch=epoch, step=step, last=last, total=f"global_step: {number} | " if total else "")
+        for number, (epoch, step) in enumerate(steps)
+    ]
+
+
+@pytest.mark.parametrize("total", [True, False])
+@pytest.mark.parametrize(
+    ("epochs", "stops", "outcome"),
+    [(1, 0, "succeeded"), (3, 0, "succeeded"), (0, 12, "timeout"), (2, 7, "timeout")],
+)
+def test_nemo_within_an_epoch_was_cut(epochs: int, stops: int, outcome: str, *, total: bool) -> None:
+    lines = nemo(epochs, stops, total=total)
+    assert one(lines, "n1.log").outcome == outcome
+    assert one([*lines, "`Trainer.fit` stopped: `max_steps` reached."], "n1.log").outcome == "succeeded"
+
+
+NO_END = [f"iter {number}: loss 3.1, time 100.00ms" for number in range(60)]  # nanoGPT's, which tells none
+EIO = "OSError: [Errno 5] Input/output error: '/data/shard_40.tar'"
+
+
+@pytest.mark.parametrize(
+    ("last", "outcome", "failed"),
+    [
+        (f"n2: {EIO}", "failed", ("n2",)),
+        (EIO, "failed", ()),
+        ("RuntimeError: boom", "failed", ()),
+        ("RuntimeError: boom (ignored)", "succeeded", ()),
+        ("n2: no error", "succeeded", ()),
+    ],
+)
+def test_an_exception_as_the_last_line(last: str, outcome: str, failed: tuple[str, ...]) -> None:
+    job = one([*NO_END, last], "n1.log")
+    assert (job.outcome, job.failed_hosts) == (outcome, failed)
+    assert one([*NO_END, last, *NO_END[:9]], "n1.log").outcome == "succeeded"  # training went on

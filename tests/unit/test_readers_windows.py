@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from muster.readers._read import _unrounded, contradicting
 from muster.readers.base import HEAD, TAIL, LogWindow, MeasuredWindows, Reading, Series
+from tests.unit.logs import one
 
 WINDOWS = st.builds(
     LogWindow,
@@ -72,3 +74,19 @@ def test_the_error_of_windows_between_whole_seconds_by_hand() -> None:
     windows = MeasuredWindows(steps=40, skipped=0, samples=40.0, seconds=100.0, windows=4, error=0.02)
     assert _unrounded(windows) == pytest.approx((4 - 16 / 9 + 1 / 3) ** 0.5 / 100)
     assert _unrounded(replace(windows, error=None)) is None
+
+
+def test_stamps_leave_out_the_same_warm_up() -> None:
+    """Lines every three steps, with stamps of whole seconds; from a step on, each takes longer. These are
+    merged to windows of a hundred seconds, and none of the fast steps after the warm-up are lost."""
+    at, lines = datetime(2032, 1, 20, 9), list[str]()
+    for number in range(3, 121, 3):
+        each = 2.8 if number <= 48 else 3.7
+        at += timedelta(seconds=3 * each)
+        lines.append(
+            f" [{at:%Y-%m-%d %H:%M:%S}] iteration {number:8d}/     120 | consumed samples: {128 * number} | "
+            f"elapsed time per iteration (ms): {1000 * each:.1f} | global batch size:   128 | lm loss: 3.1 |"
+        )
+    figures = one(lines, "n1.log").measured
+    assert figures is not None and figures.halves is not None
+    assert figures.seconds / figures.steps == pytest.approx((36 * 2.8 + 72 * 3.7) / 108, rel=0.005)

@@ -55,8 +55,8 @@ def not_judged(condition: str, subjects: Sequence[Subject], *, exchanged: bool) 
     it was in a job of several hosts, which could have shown the network."""
     if condition not in GOOD:
         return condition
-    network = [each.condition for each in subjects if each.name == "card"]
-    return "network not judged" if exchanged and any(each not in GOOD for each in network) else ""
+    network = any(each.name == "card" and each.condition in GOOD for each in subjects)
+    return "network not judged" if exchanged and not network else ""
 
 
 def looked_at(hosts: Mapping[str, Sequence[Subject]]) -> list[str]:
@@ -141,6 +141,9 @@ class Peers(Part):
         description="of a healthy step; of works without a known batch, per sample, or per token"
     )
     deviation: float = Field(description="relative standard deviation of healthy jobs")
+    side_by_side: float | None = Field(
+        None, description="the same, of jobs compared with those that ran at the same time"
+    )
     samples_per_second: float | None = None
     tokens_per_second: float | None = Field(None, description="where steps are counted in tokens alone")
     stored: bool = Field(False, description="not from these logs")

@@ -15,6 +15,7 @@ from muster.readers.base import NOWHERE, JobLog
 
 PRESUMED = "the log does not say what it trained: taken for the same as those that are alike in all else"
 SIZED = 0.1  # share by which the tokens and memory of one work differ at most
+VARIES = 0.02  # the same of its batches, which can be of as many samples as have so many tokens
 
 
 def by_job(logs: Sequence[JobLog]) -> list[JobLog]:
@@ -65,19 +66,27 @@ def without_lone_guesses(logs: Sequence[JobLog]) -> list[JobLog]:
 
 def with_presumed_works(logs: Sequence[JobLog]) -> list[JobLog]:
     """Take logs that do not name what they trained for one work where all else is alike: the format, the path
-    but for hosts and what only counts, the batch, the ranks of a host; and the planned steps, tokens of a
-    step and memory, where they are stated."""
+    but for hosts and what only counts, the batch (or else the number of hosts), the ranks of a host; and the
+    planned steps, tokens of a step and memory, where they are stated."""
     alike: dict[tuple[str, tuple[object, ...]], list[int]] = {}
+    batches: dict[tuple[object, ...], list[float]] = {}
+    usual: dict[int, float] = {}
     for index, log in enumerate(logs):
         if log.alone and log.hosts and not log.unplaced and log.rate:
             path = "/".join(alike_parts(log.job, log.hosts))
-            ranks = (log.world_size or 0) / len(log.hosts)
-            alike.setdefault((path, (log.format, log.batch, ranks)), []).append(index)
+            kind = log.format, log.batch is None, (log.world_size or 0) / len(log.hosts)
+            size = log.batch or len(log.hosts)
+            before = batches.setdefault((path, kind), [])
+            usual[index] = next((each for each in before if abs(size / each - 1) < VARIES), size)
+            before.append(usual[index])
+            alike.setdefault((path, (*kind, usual[index])), []).append(index)
     presumed = list(logs)
     for (path, _), members in alike.items():
         for index in _of_one_size([logs[each] for each in members], members):
             log = logs[index]
-            presumed[index] = replace(log, settings=f"as {path}", alone="", notes=(*log.notes, PRESUMED))
+            batch = usual[index] if log.batch else None
+            notes = (*log.notes, PRESUMED)
+            presumed[index] = replace(log, settings=f"as {path}", alone="", notes=notes, batch=batch)
     return presumed
 
 

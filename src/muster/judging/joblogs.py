@@ -103,7 +103,12 @@ def judged(
         ],
         one_of=[list(each) for each in verdict.one_of],
         drifted=_drifted(peers, _peers(jobs, stored), settings),
-        peers=[each.model_copy(update={"least": least.get(key)}) for key, each in sorted(peers.items())],
+        peers=[
+            each.model_copy(
+                update={"least": least.get(key), "side_by_side": verdict.baselines[key].sigma}
+            )
+            for key, each in sorted(peers.items())
+        ],
         jobs=[_entry(each, verdict) for each in jobs],
         notes=[
             *notes_of(files),
@@ -359,10 +364,12 @@ def _apart(verdict: Judgement, stored: Mapping[JobClass, Baseline]) -> list[str]
 
 def _drifting(posterior: Posterior, least: Mapping[JobClass, float]) -> list[str]:
     """Return notes on works whose jobs are slow at times on any hosts."""
-    dated = {each.work for each in posterior.observations if each.moment or each.began is not None}
+    dated = {each.work for each in posterior.observations if each.moment or each.began != each.ended}
     notes = []
     for work, deviation in posterior.drifts.items():
         slow = max([by for key, by in least.items() if key.work == work])
+        if slow <= posterior.settings.slow * 1.001:
+            continue  # no less would count without it
         what = (
             f"jobs{f' of {work}' if work else ''} are slow at times, whoever runs them (standard deviation "
             f"{deviation:.1%})"

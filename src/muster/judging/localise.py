@@ -76,7 +76,7 @@ def localise(
         detrended = side_by_side(observations, moments, slowed)
         readings, baselines = read(detrended, topology, stored)
         drift = unpaced(readings, moments, slowed)
-        if drift.deviation:
+        if drift.usual:
             readings, baselines = read(with_doubt(detrended, drift), topology, stored)
             readings.spread |= drift.deviation
             for work in drift.deviation:

@@ -17,7 +17,7 @@ from muster.judging.clusters import Clusters
 from muster.judging.document import Condition, Evidence, Subject, Verdict, looked_at
 from muster.judging.explain import Component, FaultExplanation, blamed, shown_by
 from muster.judging.faults import COST, OF_HOSTS, OF_SWITCHES, Fault, Fit, Kind
-from muster.judging.healthy import healthy_baselines
+from muster.judging.healthy import beside_healthy, healthy_baselines
 from muster.judging.localise import Posterior, localise
 from muster.judging.observation import Group, Link, Observation, Settings, Topology
 from muster.judging.readings import FAILED, FAR, STANDS_OUT, VARIES, Readings, own_share, reach, smallest
@@ -72,7 +72,7 @@ def judge_posterior(posterior: Posterior) -> Judgement:
         for fault in part.faults():
             if fault.kind in OF_HOSTS or fault.kind == "rack":  # a rack is its hosts
                 continue
-            verdict = _shared(posterior, part, fault, healthy)
+            verdict = _shared(judges, part, fault)
             if verdict is not None:
                 (links if fault.kind == "link" else switches).append(verdict)
     accused = {each.subject for each in (*hosts, *links, *switches) if each.bad}
@@ -178,10 +178,12 @@ def _nothing_known(jobs: Sequence[Observation]) -> str:
     return "its jobs cannot be compared: too few similar jobs, and no stored baseline"
 
 
-def _evidence(posterior: Posterior, rows: Sequence[int], but: tuple[int, ...]) -> list[Evidence]:
+def _evidence(
+    posterior: Posterior, readings: Readings, rows: Sequence[int], but: tuple[int, ...]
+) -> list[Evidence]:
     """Return the readings with most weight, the slowest first; `but`: the hosts that the verdict is about.
     Peers are those of the job, also where it is a reading of one host alone."""
-    readings, about = posterior.case.readings, {posterior.topology.hosts[host] for host in but}
+    about = {posterior.topology.hosts[host] for host in but}
     slow = sorted(
         (r for r in rows if readings.deviations(r) > STANDS_OUT), key=lambda r: (-readings.value[r], r)
     )
@@ -190,11 +192,10 @@ def _evidence(posterior: Posterior, rows: Sequence[int], but: tuple[int, ...]) -
     )
     room = max(SHOWN // 2, SHOWN - len(slow))
     chosen = [*slow[: SHOWN - min(room, len(fine))], *fine[:room]]
-    return [_one(posterior, row, about) for row in chosen]
+    return [_one(posterior, readings, row, about) for row in chosen]
 
 
-def _one(posterior: Posterior, row: int, about: set[str]) -> Evidence:
-    readings = posterior.case.readings
+def _one(posterior: Posterior, readings: Readings, row: int, about: set[str]) -> Evidence:
     job = posterior.observations[readings.source[row]]
     peers = tuple(host for host in job.hosts if host not in about)
     if readings.failed(row):
@@ -204,37 +205,12 @@ def _one(posterior: Posterior, row: int, about: set[str]) -> Evidence:
     return Evidence(job=job.job, peers=peers, slower=slower, what=what, work=job.work)
 
 
-def _size(
-    posterior: Posterior, fit: Fit, healthy: Mapping[JobClass, Baseline]
-) -> tuple[Condition, float | None, float | None]:
-    """Return slow or failing; by what share of the time; and its standard error: that of the mean of the jobs
-    that show it, by what healthy ones differ by or they themselves, and of what is healthy."""
-    readings = posterior.case.readings
-    mine = [row for row, by in fit.expects if by > 0]
-    failures = [row for row in mine if readings.failed(row)]
-    if 2 * len(failures) >= len(mine) or fit.by >= FAILED:
-        return "failing", None, None
-    near = [
-        row
-        for row, _ in fit.expects
-        if not readings.failed(row)
-        and abs(readings.value[row] - fit.by) <= STANDS_OUT * math.hypot(readings.sigma[row], VARIES * fit.by)
-    ] or [row for row in mine if row not in failures]
-    bases = {kind: healthy[kind] for kind in {readings.kind[row] for row in near} if kind in healthy}
-    spread = max([readings.sigma[row] for row in near] + [base.sigma for base in bases.values()])
-    values, by = [readings.value[row] for row in near], fit.by
-    if len(values) > 1:  # the likeliest size is that of one of the jobs
-        by, spread = statistics.mean(values), max(spread, statistics.stdev(values))
-    jobs = sum(base.count for base in bases.values())
-    return "slow", math.expm1(by), math.exp(by) * spread * math.sqrt(1 / len(values) + 1 / max(1, jobs))
-
-
 class _Hosts:
     """The hosts' verdicts, with what they have in common."""
 
     def __init__(self, posterior: Posterior, healthy: Mapping[JobClass, Baseline]) -> None:
         self.posterior, self.unread, self.healthy = posterior, _unread(posterior), healthy
-        self.readings = posterior.case.readings
+        self.readings = beside_healthy(posterior, healthy)
         self.blamed = blamed(posterior.parts, posterior.settings)
         self.usual = _usual_deviations(posterior)
         self.doubted = _doubted_links(posterior)
@@ -246,6 +222,31 @@ class _Hosts:
         }
         self._next: tuple[Group, ...] | None = None
 
+    def size(self, fit: Fit) -> tuple[Condition, float | None, float | None]:
+        """Return slow or failing; by what share of the time; and its standard error: that of the mean of the
+        jobs that show it, by what healthy ones differ by or they themselves, and of what is healthy."""
+        readings = self.posterior.case.readings
+        mine = [row for row, by in fit.expects if by > 0]
+        failures = [row for row in mine if readings.failed(row)]
+        if 2 * len(failures) >= len(mine) or fit.by >= FAILED:
+            return "failing", None, None
+        near = [
+            row
+            for row, _ in fit.expects
+            if not readings.failed(row)
+            and abs(readings.value[row] - fit.by)
+            <= STANDS_OUT * math.hypot(readings.sigma[row], VARIES * fit.by)
+        ] or [row for row in mine if row not in failures]
+        bases = {
+            kind: self.healthy[kind] for kind in {readings.kind[row] for row in near} if kind in self.healthy
+        }
+        spread = max([readings.sigma[row] for row in near] + [base.sigma for base in bases.values()])
+        values = [self.readings.value[row] for row in near]
+        by = statistics.mean(values)
+        spread = max(spread, statistics.stdev(values)) if len(values) > 1 else spread
+        jobs = sum(base.count for base in bases.values())
+        return "slow", math.expm1(by), math.exp(by) * spread * math.sqrt(1 / len(values) + 1 / max(1, jobs))
+
     def verdict(self, host: int) -> Verdict:
         """Return whether something is wrong with the host itself."""
         posterior, rows = self.posterior, self.readings.of_host.get(host, [])
@@ -253,10 +254,10 @@ class _Hosts:
         if not rows:
             reason = _nothing_known(self.unread[name])
             return Verdict(hosts=[name], condition="unknown", confidence=0.0, reason=reason)
-        evidence = _evidence(posterior, rows, (host,))
+        evidence = _evidence(posterior, self.readings, rows, (host,))
         part, chance = posterior.part_of.get(host), posterior.suspicion(host)
         if part is not None and chance >= posterior.settings.convict:
-            return _bad_host(posterior, part, host, evidence, self.healthy)
+            return _bad_host(self, part, host, evidence)
         subjects = self._subjects(host, rows)
         bounds = [each.at_most for each in subjects if each.at_most is not None]
         bounded = all(each.at_most is not None or not each.jobs for each in subjects)
@@ -610,14 +611,9 @@ def _unseen(posterior: Posterior, rows: Sequence[int], by: float) -> float:
     return 1.0 / (1.0 + math.exp(min(50.0, -gain)))
 
 
-def _bad_host(
-    posterior: Posterior,
-    part: Component,
-    host: int,
-    evidence: list[Evidence],
-    healthy: Mapping[JobClass, Baseline],
-) -> Verdict:
+def _bad_host(judges: _Hosts, part: Component, host: int, evidence: list[Evidence]) -> Verdict:
     """Return the verdict of a slow or failing host, and in what."""
+    posterior = judges.posterior
     kinds: dict[Kind, float] = {}
     best: tuple[FaultExplanation, Fit] | None = None
     for each in part.explanations:
@@ -633,7 +629,7 @@ def _bad_host(
     kind: Kind = likeliest if kinds[likeliest] / total >= posterior.settings.named else "host"
     if kind == "card" and _as_slow_alone(posterior, host, best[1]):
         kind = "host"
-    condition, slower, within = _size(posterior, best[1], healthy)
+    condition, slower, within = judges.size(best[1])
     name = posterior.topology.hosts[host]
     whom = _whom(posterior, best[1])
     what = "its jobs fail" if slower is None else format_slower(slower, whom, digits=1, within=within)
@@ -725,14 +721,13 @@ def _accuses(posterior: Posterior, fault: Fault, fit: Fit, chance: float) -> boo
     return fault.kind != "link" or len(sources) > 1
 
 
-def _shared(
-    posterior: Posterior, part: Component, fault: Fault, healthy: Mapping[JobClass, Baseline]
-) -> Verdict | None:
+def _shared(judges: _Hosts, part: Component, fault: Fault) -> Verdict | None:
     """Return the verdict of a link or a switch that is accused; None where it is not."""
+    posterior = judges.posterior
     chance, fit = part.probability(fault), part.fit_of(fault)
     if not _accuses(posterior, fault, fit, chance):
         return None
-    condition, slower, within = _size(posterior, fit, healthy)
+    condition, slower, within = judges.size(fit)
     switch, hosts, but = None, [posterior.topology.hosts[host] for host in fault.where], fault.where
     if fault.kind != "link":
         switch, members = posterior.topology.switches[fault.where[0]]
@@ -747,5 +742,5 @@ def _shared(
         within=within,
         confidence=chance,
         reason=f"{what} {WORDS[fault.kind]}",
-        evidence=_evidence(posterior, posterior.case.slowed(fault), but),
+        evidence=_evidence(posterior, judges.readings, posterior.case.slowed(fault), but),
     )

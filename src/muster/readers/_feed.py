@@ -18,11 +18,21 @@ from muster.core.registry import broken, fits, guarded, load_plugin, package_of,
 from muster.failures.launchers import SENDER
 from muster.failures.sign import Sign
 from muster.failures.table import find
-from muster.failures.wording import CHAINED, complains, follows, goes_on, is_exception, is_logged
+from muster.failures.wording import (
+    CHAINED,
+    complains,
+    follows,
+    goes_on,
+    has_bare_exception,
+    is_exception,
+    is_logged,
+    outside_asides,
+)
 from muster.failures.wording import HINTS as SIGN_HINTS
 from muster.readers._counters import NEXT_RUN, Counters, counts, ended_well
 from muster.readers._frame import FOR_FACTS, FOR_READERS, FOR_SIGNS, Frame, own_stamp, uncoloured
 from muster.readers._frame import HINTS as FRAME_HINTS
+from muster.readers._paths import is_host
 from muster.readers.base import LineReader, Reading
 from muster.store.logfiles import Lines
 
@@ -227,14 +237,32 @@ class LineFeed:
         return ((spot, self.frame.bare(spot.block[spot.place])) for spot in spots)
 
     def raised(self) -> Sign | None:
-        """Return the exception that ended the job, of a name that the sieve does not know; None: there is
-        none, or a line is more specific."""
+        """Return the exception that ended the job, of a name that the sieve does not know, or of which no
+        traceback is there; None: there is none, or a line is more specific."""
         signs = self.frame.signs
         best = signs.decisive()
+        if best is None and not signs.raising and (last := self._bare_exception()):
+            return last
         if not signs.raising or (best and best.weight not in ("symptom", "exit", "killed")):
             return None
         sign = last_exception(self.frame, self.ends)
         return None if sign and best and best.weight == "killed" and not best.follows(sign) else sign
+
+    def _bare_exception(self) -> Sign | None:
+        """Return the exception at which the log of a training ends though no traceback is above it; None: its
+        last line is none, or an aside."""
+        trained = self.frame.steps and not self.frame.signs.finished
+        lines = list(islice(self._last(), _FEW)) if trained else []
+        if not lines or lines[0][1] not in outside_asides(text for _, text in lines[::-1]):
+            return None
+        spot, text = lines[0]
+        head, _, rest = text.partition(": ")
+        host = head if is_exception(rest) and is_host(head) else None
+        text = rest if host else text
+        known = find(text)
+        if not has_bare_exception([text]) or (known and known.phrase.weight == "symptom"):
+            return None
+        return Sign("exception", known.failure.id if known else None, text, host, spot.rank, spot.number)
 
     def overtaken(self, best: Sign | None) -> Sign | None:
         """Return the last exception that steps follow which may have been printed before it: two streams, or

@@ -3,6 +3,7 @@
 What a pattern may name (all but `step` may be missing):
 
 step, epoch, total          the step's number; with an epoch: within it, of so many
+within                      the number in the epoch, where `step` is of the training and `total` can be either
 last_epoch, all_steps       the number of the last epoch; steps of the whole training, in another line
 time                        the time stamp of the line; without it, the first one in the line counts
 seconds, ms                 of a step: the mean since the line before, or of this one (`single`);
@@ -26,6 +27,7 @@ from collections.abc import Mapping as Dict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from muster.core.inventory import split_hosts
 from muster.readers._frame import Frame, stamp
 from muster.readers.base import (
     APART,
@@ -176,7 +178,9 @@ class Steps:
         self.begun, self.numbered = self.begun + 1, step_number is not None
         step = self.begun if step_number is None else int(step_number)  # without numbers, each line is a step
         whole, left = int(number(groups.get("total")) or 0), 0
-        if self.form.counts_down:
+        if (within := number(groups.get("within"))) is not None:
+            left, whole = whole - (step if step <= whole else int(within)), 0
+        elif self.form.counts_down:
             left = whole - step
         if epoch := groups.get("epoch"):
             step += int(number(epoch) or 0) * whole
@@ -335,7 +339,8 @@ class Steps:
             first, self.opens = min(first, self.every or first), False
             used = first - int(min(last.told.get("skipped", 0.0), first))
             if self.steps == 0:
-                self.series.before = self.own.before = used + (steps - 1 if self.form.single else 0)
+                used += steps - 1 if self.form.single else 0
+                self.series.before = self.own.before = self.walled.before = used
             self.steps += first
         else:
             self.every = steps
@@ -470,7 +475,7 @@ class PlacedSteps:
         return [
             replace(
                 min(hosts.values(), key=_pace),
-                hosts=tuple(host for host in hosts if host),
+                hosts=tuple(dict.fromkeys(host for each in hosts if each for host in split_hosts(each))),
                 part=part,
                 workload=self.workload,
                 recipe=self.recipe,

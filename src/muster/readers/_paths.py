@@ -64,7 +64,7 @@ _COUNTED = re.compile(
 )
 # What counts waves, runs, passes, jobs, tasks or iterations; alone it may be a host's name.
 _COUNTER = re.compile(r"[ijprtw]\d{1,3}", re.IGNORECASE)
-_WAVE = re.compile(r"[jw]-?\d{1,3}", re.IGNORECASE)  # the same, and no model nor device
+_WAVE = re.compile(r"[jw]-?\d{1,3}(?:-\d{1,3})?", re.IGNORECASE)  # the same, and no model nor device
 _LIST = re.compile(r"[A-Za-z][A-Za-z0-9-]*\[[\d,-]+\]")
 _ATTEMPT = re.compile(r"attempt_\d+")
 _DRAWN = re.compile(r"(?<=_)[a-z0-9_]{8}(?=/attempt_\d)")  # what torchrun puts behind the name of a run

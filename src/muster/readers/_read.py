@@ -539,7 +539,7 @@ def stopped(job: JobLog) -> JobLog:
 
 def _ended(job: JobLog, frame: Frame, sign: Sign) -> JobLog:
     outcome: LogEnd = State.TIMEOUT if sign.weight in ("external", "limit") else State.FAILED
-    failed = frame.signs.by_themselves()
+    failed = frame.signs.by_themselves() or (((sign.host, sign.failure),) if sign.host else ())
     onward = frame.signs.onward.when if outcome is State.TIMEOUT and frame.signs.onward else None
     quiet = sign.when - onward if sign.when is not None and onward is not None else None
     return replace(

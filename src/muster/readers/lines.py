@@ -110,7 +110,10 @@ FORMATS = (
     LineFormat(  # whose iterations can be of the epoch beside the total of the training
         "NeMo",
         hints=("train_step_timing in s", "rainable params"),
-        step=re.compile(r"Training epoch \d+, iteration \d+/\d+ \|.*?\bglobal_step: (?P<step>\d+)"),
+        step=re.compile(
+            r"Training epoch \d+, iteration (?P<within>\d+)/(?P<total>\d+) \|.*?"
+            r"\bglobal_step: (?P<step>\d+)"
+        ),
         facts=_NEMO,
         settings=_TRAINABLE,
         stops=_VALIDATES,
@@ -128,6 +131,7 @@ FORMATS = (
         stops=_VALIDATES,
         ends=_STOPPED,
         single=True,
+        counts_down=True,
     ),
     LineFormat(  # the main bar of Lightning, and of NeMo, which is made with it
         "Lightning",

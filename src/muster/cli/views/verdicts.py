@@ -293,7 +293,8 @@ class _JobRows:
             return f": {mine}, {whose} {format_seconds(peers.step_seconds)} {spread}"
         own, theirs, unit = both
         if abs(theirs / own - 1 - slower) > 0.001 * (1 + abs(slower)):
-            return f": {format_number(own)} {unit}, compared with jobs at the same time {spread}"
+            beside = "" if peers.side_by_side is None else f" (which differ by {peers.side_by_side:.2%})"
+            return f": {format_number(own)} {unit}, compared with jobs at the same time{beside}"
         return f": {format_number(own)} {unit}, {whose} {format_number(theirs)} {spread}"
 
     def fit(self, rows: Sequence[Verdict]) -> list[str]:
@@ -383,7 +384,8 @@ def _by_thresholds(row: Verdict) -> bool:
 
 def _unjudged(rows: Sequence[Verdict]) -> list[str]:
     """Return what no reading covers, of any host."""
-    seen = {each.name for row in rows for each in row.subjects if each.condition != "unknown"}
+    subjects = [each for row in rows for each in row.subjects]
+    seen = {each.name for each in subjects if each.jobs or each.condition != "unknown"}
     if not seen:
         return []
     return [*([] if "compute" in seen else [_COMPUTE]), *([] if seen & {"card", "links"} else [_NETWORK])]
