@@ -115,8 +115,8 @@ class KeptSigns:
             return None
         late = [each for each in self.now.values() if (each.number or 0) > end]
         raised = [each for each in late if each.weight in ("cause", "exception") and self.traceback]
-        told = next((each for each in raised if each.code or is_exception(each.text)), None)
-        return told or next((each for each in late if each.scheduled), None)
+        first = next((each for each in raised if each.code or is_exception(each.text)), None)
+        return first or next((each for each in late if each.scheduled), None)
 
     def _of_the_job(self, best: Sign) -> Sign:
         """Return another cause where a program was killed for want of memory that is no training's. Else the

@@ -340,8 +340,8 @@ class Signs(KeptSigns):
                         continue
                 self.now[key] = sign
                 self.ends += sign.uncaught
-                told = find(text) if weight == "limit" else None
-                if text.startswith(launchers.LSF_TERM) or (told and told.failure.id == _PREEMPTED):
+                limit = find(text) if weight == "limit" else None
+                if text.startswith(launchers.LSF_TERM) or (limit and limit.failure.id == _PREEMPTED):
                     self.kept.setdefault(key, sign)
         if rank in self.chains:
             self.chains[rank].append(text)

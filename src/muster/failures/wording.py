@@ -304,9 +304,9 @@ def outside_asides(lines: Iterable[str]) -> Iterator[str]:
     """Yield the lines that belong to nothing that is printed aside, as what Python ignores at its end."""
     aside = False
     for line in lines:
-        told = line[:1].isspace() or "Traceback (most recent call last)" in line or is_exception(line)
+        inside = line[:1].isspace() or "Traceback (most recent call last)" in line or is_exception(line)
         if ASIDE.search(line):
             aside = True
-        elif not (aside and told):
+        elif not (aside and inside):
             yield line
-        aside = aside and (told or bool(ASIDE.search(line))) and not is_exception(line)
+        aside = aside and (inside or bool(ASIDE.search(line))) and not is_exception(line)

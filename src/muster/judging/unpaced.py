@@ -73,7 +73,7 @@ def unpaced(readings: Readings, moments: Sequence[str], slowed: Collection[int])
         if not (once or drifting or of_the_fleet(above, len(set(met)))):
             continue
         values = [readings.value[row] for row in whoever]
-        middle, known = statistics.median(values), statistics.median([readings.sigma[row] for row in own])
+        middle, own_sigma = statistics.median(values), statistics.median([readings.sigma[row] for row in own])
         reach = FAR * max(robust_deviation(values, middle), FLOOR)
         alike = [value for value in values if value <= middle + reach]
         scatter = statistics.pstdev(alike)
@@ -83,7 +83,7 @@ def unpaced(readings: Readings, moments: Sequence[str], slowed: Collection[int])
             faster = [value - middle for value in values if value <= middle]
             scatter = math.sqrt(statistics.fmean(value * value for value in faster))
         if plain and not drifting and (once or scatter <= MOST):
-            noise[kind], usual[kind] = math.sqrt(max(0.0, scatter**2 - known**2)), middle
+            noise[kind], usual[kind] = math.sqrt(max(0.0, scatter**2 - own_sigma**2)), middle
         elif not once:
             deviation[kind.work] = max(statistics.pstdev(values), deviation.get(kind.work, 0.0))
             usual[kind] = middle

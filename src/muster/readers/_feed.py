@@ -259,10 +259,10 @@ class LineFeed:
         head, _, rest = text.partition(": ")
         host = head if is_exception(rest) and is_host(head) else None
         text = rest if host else text
-        known = find(text)
-        if not has_bare_exception([text]) or (known and known.phrase.weight == "symptom"):
+        entry = find(text)
+        if not has_bare_exception([text]) or (entry and entry.phrase.weight == "symptom"):
             return None
-        return Sign("exception", known.failure.id if known else None, text, host, spot.rank, spot.number)
+        return Sign("exception", entry.failure.id if entry else None, text, host, spot.rank, spot.number)
 
     def overtaken(self, best: Sign | None) -> Sign | None:
         """Return the last exception that steps follow which may have been printed before it: two streams, or

@@ -293,8 +293,8 @@ class _JobRows:
             return f": {mine}, {whose} {format_seconds(peers.step_seconds)} {spread}"
         own, theirs, unit = both
         if abs(theirs / own - 1 - slower) > 0.001 * (1 + abs(slower)):
-            beside = "" if peers.side_by_side is None else f" (which differ by {peers.side_by_side:.2%})"
-            return f": {format_number(own)} {unit}, compared with jobs at the same time{beside}"
+            spread = "" if peers.side_by_side is None else f" (which differ by {peers.side_by_side:.2%})"
+            return f": {format_number(own)} {unit}, compared with jobs at the same time{spread}"
         return f": {format_number(own)} {unit}, {whose} {format_number(theirs)} {spread}"
 
     def fit(self, rows: Sequence[Verdict]) -> list[str]:
