@@ -30,6 +30,7 @@ from muster.failures.wording import (
     HANDLED,
     HINTS,
     MET,
+    NOTHING_CAME,
     ONWARD,
     RAISING,
     REASONS,
@@ -563,7 +564,7 @@ class Signs(KeptSigns):
     def _lead(self) -> None:
         """Take the exception above, which led to another one, where its name is none that the sieve knows."""
         here, above = self.spot, self.spot.above if self.spot else None
-        if above:
+        if above and not NOTHING_CAME.match(above[0]):
             text, self.spot = above
             self._add("exception", None, text, (None,))
             self.spot = here

@@ -76,6 +76,7 @@ EXCEPTION = re.compile(
 )
 HANDLED = "During handling of the above exception, another exception occurred"
 CAUSED = "The above exception was the direct cause of the following exception"
+NOTHING_CAME = re.compile(r"(?:\w+\.)*Empty\s*$")  # what a queue raises: who waits for it says what it means
 CHAINED = re.compile(f"{HANDLED}|{CAUSED}")
 RAISING = re.compile(r"\s+raise \w")  # a line of a program, in a traceback
 # A field of a record or of a configuration, and its text; what a log's own fields are called that speak for

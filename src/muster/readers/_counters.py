@@ -228,8 +228,10 @@ def closes(ends: Iterable[str]) -> bool:
             return whole and not (_CHECK.search(line) or left_open(written[:after], written[after + 1 :]))
         if number == 0 and _CLOSING.search(line):
             place = next(filter(None, map(_PLACE.search, lines)), None)
-            part = bool(_LAST_PART.search(line)) if place is None else place[1] == place[2]
-            return part or not _PART_DONE.search(line)
+            above = next((each for each in lines[1:2] if each.rstrip().endswith("...")), "")
+            together = f"{above} {line}"  # "Processing..." and "Done!" below it
+            part = bool(_LAST_PART.search(together)) if place is None else place[1] == place[2]
+            return part or not _PART_DONE.search(together)
         if _UNIT.search(line):  # it is of what printed right before it, as far as a journal tells
             by = _PROGRAM.match(next(iter(lines[number + 1 :]), ""))
             return by is not None and by[1] not in ("systemd", "CRON", "sshd")

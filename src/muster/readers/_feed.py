@@ -20,6 +20,7 @@ from muster.failures.sign import Sign
 from muster.failures.table import find
 from muster.failures.wording import (
     CHAINED,
+    NOTHING_CAME,
     complains,
     follows,
     goes_on,
@@ -571,6 +572,7 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                 waits, prefix, echo, linked = True, _prefix(line), echo and linked, False
             elif follows(line):
                 linked = True
+                sign = None if sign and NOTHING_CAME.match(sign.text) else sign
             elif waits and _prefix(line) == prefix:
                 text = _MARK.sub("", frame.bare(line))
                 if not text.strip() or text[0].isspace():
