@@ -32,6 +32,7 @@ from .slurm_files import HEAD, Files, write_files
 __all__ = ["Slurm", "unavailable"]
 
 TOOLS = ("munged", "slurmctld", "slurmd", "slurmstepd", "srun", "sbatch", "squeue", "scancel", "scontrol")
+NOW = ("srun", "--immediate=10")  # seconds for which it waits for its hosts; then it fails
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE"}
 
 
@@ -156,7 +157,7 @@ class Slurm:
                 begun.append(node.name)
         self._await_idle(timeout)
         for name in begun:  # slurmctld may call it idle from before, while nobody listens there yet
-            while self.run(["srun", f"--nodelist={name}", "true"]).returncode and time.monotonic() < deadline:
+            while self.run([*NOW, f"--nodelist={name}", "true"]).returncode and time.monotonic() < deadline:
                 time.sleep(0.2)
                 self._await_idle(timeout)
 
