@@ -208,16 +208,14 @@ def run(made: Made, request: Request) -> None:
 
 
 def same_code(path: Path) -> bool:
-    """Whether a folder or a zip of code has Muster as it is here, or none."""
+    """Whether a zip of code has all of Muster that is imported here, as it is here; or a folder none."""
     if not zipfile.is_zipfile(path):
         return not (path / "muster").exists()
-    for each in zipfile.ZipFile(path).infolist():
-        here = MUSTER.parent / each.filename
-        if each.filename.startswith("muster/") and (
-            not here.exists() or zlib.crc32(here.read_bytes()) != each.CRC
-        ):
-            return False
-    return True
+    files = [each for each in zipfile.ZipFile(path).infolist() if each.filename.startswith("muster/")]
+    zipped = {MUSTER.parent / each.filename: each.CRC for each in files}
+    modules = [each for name, each in sys.modules.items() if name.partition(".")[0] == "muster"]
+    same = all(each.exists() and zlib.crc32(each.read_bytes()) == crc for each, crc in zipped.items())
+    return same and all(Path(each.__file__ or "") in zipped for each in modules)
 
 
 def ask_once() -> None:

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from muster.failures.launchers import ASKED_TO_END, MPI_SIGNAL
 from muster.failures.sign import MISTAKE, ORDER, Sign
 from muster.failures.table import Weight, find
-from muster.failures.wording import HAPPENED, before_it, is_exception
+from muster.failures.wording import HAPPENED, LEVEL, before_it, is_exception
 
 # A program that the kernel killed, and that is none of those by which a training runs.
 _BYSTANDER = re.compile(
     r"Out of memory: Kill(?:ed)? process \d+ \((?!python|pt_|ray|torch|deepspeed|accelerate|java|srun|slurm|"
     r"mpi|orted|prted|hydra|\S*train|ba?sh\)|sh\))"
 )
-LEVEL = re.compile(r"\bNCCL WARN\b|\bERROR\b|\bFATAL\b|\bCRITICAL\b|(?:^|\[)[EF]\d* |\b[Ee]rror: |\bNVRM: ")
 # Ways to end that one host does not cause in another: a host with one of them failed by itself.
 _ALIKE: tuple[frozenset[Weight], ...] = (frozenset(("killed", "crash")),)
 _BY_ITSELF: tuple[Weight, ...] = ("cause", "killed", "crash", "exception")

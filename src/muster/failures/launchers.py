@@ -129,11 +129,9 @@ LAUNCHER_ENDS = re.compile(
 # Open MPI's account of the one rank that it noticed, and Hydra's of all that a signal ended.
 MPI_SIGNAL = re.compile(r"\bexited on signal \d|KILLED BY SIGNAL: |EXIT STRING: ")
 MPI_KILLED = re.compile(r"\bexited on signal 9\b|(?P<all>KILLED BY SIGNAL: 9\b|EXIT STRING: Killed)")
-CANCELLED_BY_SLURM = re.compile(
-    r"CANCELLED AT \S+ \*\*\*|JobState=CANCELLED\b|^State: CANCELLED\b"
-)  # by Slurm
-COMPOSE_EXIT = re.compile(r"^\s*\S+ exited with code \d")  # of docker compose
-LIGHTNING_TIMER = "Time limit reached. Elapsed time is "  # Lightning's Timer
+CANCELLED_BY_SLURM = re.compile(r"CANCELLED AT \S+ \*\*\*|JobState=CANCELLED\b|^State: CANCELLED\b")
+COMPOSE_EXIT = re.compile(r"^\s*\S+ exited with code \d")  # of a container of docker compose
+LIGHTNING_TIMER = "Time limit reached. Elapsed time is "
 # torchrun's and Hydra's account of a process: its host, then its exit code.
 ACCOUNT_HOST = re.compile(r"(?:\s+host +: |= +(?:RANK \d+ )?PID \d+ RUNNING AT (?:\S+@)?)(\S+)")
 ACCOUNT_TRACEBACK = "  traceback : Traceback"
@@ -142,9 +140,7 @@ POD_NODE = re.compile(r"Node: {2,}(?:([\w.-]+)/\S*)?")  # of the pod that kubect
 POD_STATUS = re.compile(r"Status: {2,}(\w+)\s*$")  # and how that one ended
 POD_FIELD = re.compile(r"\s+(?:Reason|Exit Code|Message): ")
 RAY_SNIPPET = re.compile(r"\[Rank (\d{1,9}) Error Snippet\]:")  # whose exception Ray Train shows
-PRRTE_NOTICED = re.compile(
-    r"noticed that process rank \d+ .* exited on\s*$"
-)  # PRRTE's, whose next line says how
+PRRTE_NOTICED = re.compile(r"noticed that process rank \d+ .* exited on\s*$")  # the next line says how
 ILLEGAL_INSTRUCTION = re.compile(
     r"Illegal instruction|SIGILL|4/ILL|(?:code|code =|exitcode *:) -4\b|(?i:signal):? 4\b"
 )

@@ -11,7 +11,7 @@ from muster.failures.launchers import CANCELLED_BY_SLURM, MPI_KILLED
 from muster.failures.table import Blame, KnownFailure, Weight, known_failures
 
 LONGEST = 300  # characters of a reason
-# Exceptions that a mistake in a program raises, and nothing of its surroundings; a level that tools print.
+# Exceptions that a mistake in a program raises, and nothing of its surroundings.
 MISTAKE = re.compile(
     r"(?:\[rank\d+\]: ?)?(?:Value|Type|Key|Attribute|Index|Name|Assertion|ZeroDivision|Overflow|"
     r"NotImplemented|UnboundLocal|Recursion)Error\b"
@@ -33,6 +33,7 @@ POINTS = re.compile(
     r".{0,9}\b(?:above|for (?:the |more )?(?:root cause|details))\b"
 )
 ORDER: dict[Weight, int] = {weight: number for number, weight in enumerate(get_args(Weight))}
+MET: tuple[Weight, ...] = ("cause", "exception", "symptom")  # what a program can meet and get over
 _NAMES = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")  # what differs from rank to rank in a message
 _ALIKE_SO_FAR = 80  # characters in which messages are alike
 

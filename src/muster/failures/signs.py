@@ -19,8 +19,8 @@ from muster.failures import launchers
 from muster.failures.collectives import HINTS as COLLECTIVES
 from muster.failures.collectives import Collectives
 from muster.failures.events import OVER, PodEvent, event_of
-from muster.failures.evidence import LEVEL, KeptSigns, Key
-from muster.failures.sign import POINTS, LineSpot, Sign, shape_of, shortened
+from muster.failures.evidence import KeptSigns, Key
+from muster.failures.sign import MET, POINTS, LineSpot, Sign, shape_of, shortened
 from muster.failures.table import Recognised, Weight, find, known_failures
 from muster.failures.wording import (
     ASIDE,
@@ -29,7 +29,7 @@ from muster.failures.wording import (
     GOING_ON,
     HANDLED,
     HINTS,
-    MET,
+    LEVEL,
     NOTHING_CAME,
     ONWARD,
     RAISING,

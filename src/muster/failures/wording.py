@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from muster.failures.collectives import HINTS as COLLECTIVES
 from muster.failures.events import HINTS as EVENTS
 from muster.failures.launchers import HEADINGS, tells_an_end
-from muster.failures.table import Recognised, Weight, find, phrases
+from muster.failures.sign import MET
+from muster.failures.table import Recognised, find, phrases
 
 ONWARD = ("going on", "ontinuing", "etrying", "kipping")  # a program may go on after what it met
 REASONS = tuple(
@@ -134,6 +135,8 @@ _BELOW = re.compile(
     r"\blevel\"?[=:] ?\"?(?:info|debug|trace)\b"
 )
 _ABOVE = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b")
+# A level or a mark that a tool gives to what failed.
+LEVEL = re.compile(r"\bNCCL WARN\b|\bERROR\b|\bFATAL\b|\bCRITICAL\b|(?:^|\[)[EF]\d* |\b[Ee]rror: |\bNVRM: ")
 _WARNED = re.compile(r"\bWARN(?:ING)?\b.*(?i:error|exception|fail|could ?n.t|could not|cannot|unable)")
 _SENTENCE = 3  # words
 _REPORTED = re.compile(
@@ -170,7 +173,6 @@ _HARMLESS = re.compile(
     r"^wandb: |not a git repository|process group|cannot find name for|LD_PRELOAD|/dev/tty|terminal|\btput: |"
     r"dependency resolver|cannot find -l|ld returned|script returned exit code"
 )
-MET: tuple[Weight, ...] = ("cause", "exception", "symptom")  # what a program can meet and get over
 USUAL = 1000  # characters; longer lines are not remembered
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from muster.core.job import Placement
 from muster.core.result import Failure
 from muster.core.state import RunEnd, State
+from muster.failures.launchers import RANK_MARK
 from muster.failures.sign import Sign, order, shortened
 from muster.failures.table import blame_of, find, known_failures, why_lost
 from muster.failures.wording import echo_of
@@ -23,7 +24,7 @@ _ADDRESSES = re.compile(r"addresses of \((\S+), \d+\)")
 # What a host's rank printed, some lines at a time; None: what its command itself printed.
 Words = Callable[[str, int | None], Iterable[Sequence[str]]]
 _Cause = tuple[Sign, str, int | None]  # with the host and the rank that print it
-_MARK = re.compile(r"^\[rank\d+\]: ?")  # of torch, whose line it is
+_LOST = "lost another rank, or waited for one in vain"
 _ACCOUNT = re.compile(r"exitcode +: (-?\d+)")  # torchrun's, of a rank
 
 if TYPE_CHECKING:
@@ -220,8 +221,8 @@ def _with_last_words(failure: Failure, words: Words, place: Placement, first: in
         for block in words(place.host, rank):
             last = next((line for line in reversed(block) if line.strip()), last)
         if last and not (rank is None and last.startswith("===")):
-            how = "it lost another rank, or waited for one in vain" if echo_of(last) else "its last line"
-            what = f"{failure.what}; {how}: {shortened(_MARK.sub('', uncoloured(last)))}"
+            how = f"it {_LOST}" if echo_of(last) else "its last line"
+            what = f"{failure.what}; {how}: {shortened(RANK_MARK.sub('', uncoloured(last)))}"
             return failure.model_copy(update={"what": what})
     return failure
 
@@ -276,7 +277,7 @@ def _missed(witnesses: Sequence[Sign], done: set[int], places: Sequence[Placemen
         )
     others = f"one of {', '.join(candidates)}" if candidates else "one of the others"
     return Failure(
-        what=f"{who} lost another rank, or waited for one in vain: {first.text}",
+        what=f"{who} {_LOST}: {first.text}",
         hint=f"that rank, on {others}, is the cause; which one is not known: see the hosts' logs",
         id=first.failure,
     )

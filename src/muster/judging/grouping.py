@@ -77,8 +77,10 @@ def with_presumed_works(logs: Sequence[JobLog]) -> list[JobLog]:
             kind = log.format, log.batch is None, (log.world_size or 0) / len(log.hosts)
             size = log.batch or len(log.hosts)
             before = batches.setdefault((path, kind), [])
-            usual[index] = next((each for each in before if abs(size / each - 1) < VARIES), size)
-            before.append(usual[index])
+            near = next((each for each in before if abs(size / each - 1) < VARIES), None)
+            usual[index] = size if near is None else near
+            if near is None:
+                before.append(size)
             alike.setdefault((path, (*kind, usual[index])), []).append(index)
     presumed = list(logs)
     for (path, _), members in alike.items():

@@ -15,7 +15,7 @@ from pydantic import OnErrorOmit, StringConstraints, TypeAdapter
 
 from muster.core.errors import BrokenPluginError
 from muster.core.registry import broken, fits, guarded, load_plugin, package_of, plugin_names, warn
-from muster.failures.launchers import SENDER
+from muster.failures.launchers import RANK_MARK, SENDER
 from muster.failures.sign import Sign
 from muster.failures.table import find
 from muster.failures.wording import (
@@ -55,7 +55,6 @@ _PREFIX = re.compile(
 )
 _LOCAL = re.compile(r"(?:\S+: )?\[default(\d{1,9})\]:")  # torchrun's --tee and --redirects
 _FRAME = re.compile(r"  File \"([^\"]+)\", line (\d+)(?:, in (.+))?")
-_MARK = re.compile(r"^\[rank\d+\]: ?")
 # What torch's own sys.excepthook puts before a line, whoever else does so before it: programs' and launchers'
 # own marks have no blank there.
 _HOOK = re.compile(r"(?:\S+: |\[\w+\]:)?\[rank\d{1,9}\]: [^\W\d]")
@@ -483,14 +482,8 @@ class LinePlace(NamedTuple):
     def innermost(self) -> str:
         """The innermost frame of the traceback that ends here: its file, its function and its line of code;
         empty: there is none."""
-        prefix, below = _prefix(self.block[self.place]), ""
-        for line in self._back():
-            if _prefix(line) != prefix:
-                continue
-            if match := _FRAME.search(uncoloured(line)):
-                return f"{match[1]} {match[3] or ''}: {below}"
-            below = line
-        return ""
+        innermost = next(self._framed(), None)
+        return "" if innermost is None else f"{innermost[0][1]} {innermost[0][3] or ''}: {innermost[1]}"
 
     @property
     def quoted(self) -> Literal["no", "perhaps", "yes"]:
@@ -540,19 +533,22 @@ class LinePlace(NamedTuple):
 
     def _frames(self) -> list[re.Match[str]]:
         """Return the frames of the traceback that ends here, the innermost first."""
-        frames, task = list[re.Match[str]](), False
-        prefix = _prefix(self.block[self.place])
+        return [frame for frame, _ in self._framed()]
+
+    def _framed(self) -> Iterator[tuple[re.Match[str], str]]:
+        """Yield the same, each with the line below it, which is its line of code."""
+        prefix, below, task = _prefix(self.block[self.place]), "", False
         for line in self._back():
             if _prefix(line) != prefix:
                 continue
             if match := _FRAME.search(uncoloured(line)):
-                frames.append(match)
+                yield match, below
             elif "Traceback (most recent call last)" in uncoloured(line) or (
                 task and not _unprefixed(line)[:1].isspace()
             ):
-                break
+                return
             task = task or "RayTaskError(" in line  # whose traceback has no other first line
-        return frames
+            below = line
 
     def _back(self) -> Iterator[str]:
         """Yield this line and those before it, the last one first."""
@@ -574,7 +570,7 @@ def last_exception(frame: Frame, blocks: Sequence[Sequence[str]]) -> Sign | None
                 linked = True
                 sign = None if sign and NOTHING_CAME.match(sign.text) else sign
             elif waits and _prefix(line) == prefix:
-                text = _MARK.sub("", frame.bare(line))
+                text = RANK_MARK.sub("", frame.bare(line))
                 if not text.strip() or text[0].isspace():
                     continue
                 waits, entry = False, find(text)

@@ -207,11 +207,11 @@ def _why(feed: LineFeed, raised: Sign | None, formatted: bool = False) -> EndOfL
     onward: Onward = "no"
     if first is not None and not sure:
         onward = "yes" if trained else _onward(first, feed, ends, quiet, over=over, formatted=formatted)
-        after = [frame.bare(line) for line in ends[: quiet or 0]]
-        another_run = first.final and not (over or first.is_echo) and counters.ran_again(before, after)
-        if onward != "yes" and another_run and counters.closes(after):
-            signs.before = [*signs.before, first] if first not in signs.before else signs.before
-            first, others, onward = None, [], "no"
+        if onward != "yes" and first.final and not (over or first.is_echo):
+            after = [frame.bare(line) for line in ends[: quiet or 0]]
+            if counters.ran_again(before, after) and counters.closes(after):
+                signs.before = [*signs.before, first] if first not in signs.before else signs.before
+                first, others, onward = None, [], "no"
     text = list(outside_asides(map(frame.bare, reversed(ends))))
     near = (quiet or 0) + CLOSE if first and first.weight == "exit" else AT_END
     complaint = feed.late_complaint()

@@ -46,12 +46,13 @@ def find_texts(path: Path) -> DataFiles:
     kinds = ", ".join((*PLAIN, *SUFFIXES[::2]))
     if not path.is_dir():
         raise DataError("no such data", where=str(path), hint=f"a file of {kinds}, or a folder of them")
-    files = _text_files(path)
+    visible = [each for each in path.rglob("*") if _is_visible(each, path)]
+    files = _text_files(path, visible)
     if not files:
         raise DataError("has no text files", where=str(path), hint=f"files of {kinds}, or .gz of these")
     parts = {file: _words(file.relative_to(path)) for file in files}
     train = tuple(file for file, words in parts.items() if words & set(TRAIN_NAMES))
-    if not train and (below := _parts_below(path, files)):
+    if not train and (below := _parts_below(path, visible, files)):
         return below
     if not train:
         parts = {file: _part_names(file.relative_to(path)) for file in files}
@@ -69,10 +70,10 @@ def find_texts(path: Path) -> DataFiles:
     return DataFiles(train, held, tuple(file for file, words in others.items() if words and file not in held))
 
 
-def _parts_below(path: Path, texts: Sequence[Path]) -> DataFiles | None:
+def _parts_below(path: Path, visible: Sequence[Path], texts: Sequence[Path]) -> DataFiles | None:
     """Return the parts of a folder whose files are named after them further below: rows, else texts of which
     some are held out as well; None: there are none. Programs are text like their neighbours."""
-    rows = [each for each in path.rglob("*") if is_of(each, SUFFIXES) and _is_visible(each, path)]
+    rows = [each for each in visible if is_of(each, SUFFIXES)]
     if not any(each.parent == path for each in rows) and by_part(path, rows).keys() & set(TRAIN_NAMES):
         return find_data(path)
     parts = by_part(path, [each for each in texts if not is_of(each, PROGRAMS)])
@@ -169,11 +170,10 @@ def _pieces(lines: Iterator[tuple[int, str]]) -> Document:
     yield from pieces_of("".join(waiting))
 
 
-def _text_files(folder: Path) -> list[Path]:
-    """Find plain text files below a folder; files of rows where there are none, or where those are named
+def _text_files(folder: Path, visible: Sequence[Path]) -> list[Path]:
+    """Pick the plain text files of a folder; files of rows where there are none, or where those are named
     train."""
     suffixes = tuple(suffix + end for suffix in PLAIN for end in ("", ".gz"))
-    visible = [path for path in folder.rglob("*") if _is_visible(path, folder)]
     plain = [path for path in visible if is_of(path, suffixes)]
     lines = [path for path in visible if is_of(path, SUFFIXES)]
     named = [path for path in lines if _words(path.relative_to(folder)) & set(TRAIN_NAMES)]
