@@ -536,7 +536,8 @@ class LinePlace(NamedTuple):
         return [frame for frame, _ in self._framed()]
 
     def _framed(self) -> Iterator[tuple[re.Match[str], str]]:
-        """Yield the same, each with the line below it, which is its line of code."""
+        """Yield the frames of the traceback that ends here, the innermost first, each with its line of code,
+        which is the line below."""
         prefix, below, task = _prefix(self.block[self.place]), "", False
         for line in self._back():
             if _prefix(line) != prefix:

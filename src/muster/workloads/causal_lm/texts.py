@@ -71,8 +71,9 @@ def find_texts(path: Path) -> DataFiles:
 
 
 def _parts_below(path: Path, visible: Sequence[Path], texts: Sequence[Path]) -> DataFiles | None:
-    """Return the parts of a folder whose files are named after them further below: rows, else texts of which
-    some are held out as well; None: there are none. Programs are text like their neighbours."""
+    """Return the training and held-out files where names further below say which they are, such as
+    `data/train.jsonl`; None: none do. Plain texts count only where both parts are named: `guide/train.md` by
+    itself is a text like its neighbours."""
     rows = [each for each in visible if is_of(each, SUFFIXES)]
     if not any(each.parent == path for each in rows) and by_part(path, rows).keys() & set(TRAIN_NAMES):
         return find_data(path)
